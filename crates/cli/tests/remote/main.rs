@@ -6,6 +6,7 @@ mod gateway;
 mod objects;
 #[path = "../nbd_client/place.rs"]
 mod place;
+mod repository;
 mod secure;
 mod server;
 mod speed;

@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde_json::json;
+
 use super::super::command::{Command, Failure, Outcome, check_object, fail};
 use super::super::{convert, help, subcommand};
 use super::{find, named};
@@ -66,12 +68,12 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let named = named(disk)?;
     let number = find_number(&named)?;
     let format = format.unwrap_or_else(|| format_of(target).to_owned());
-    words.extend(["-f", "raw", "-O"].map(str::to_owned));
-    words.push(format);
+    words.extend(["-O".to_owned(), format]);
     if existing {
         words.push("-n".into());
     }
-    words.push(format!("json:{}", named.node(number)));
+    let node = json!({"driver": "raw", "file": named.node(number)});
+    words.push(format!("json:{node}"));
     match unfinished_path(target, existing) {
         None => copy(command, words, target),
         Some((path, unfinished)) => {

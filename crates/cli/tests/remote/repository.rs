@@ -1,0 +1,366 @@
+//! Disks in repositories: in a folder, and in an object store; pushed, killed, damaged, pulled.
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::gateway::Gateway;
+use super::place::{Place, Said, output};
+
+/// How a command of ours is run: with a store, or without.
+struct Ours<'a> {
+    place: &'a Place,
+    gateway: Option<&'a Gateway>,
+}
+
+impl Ours<'_> {
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
+        command.args(words).current_dir(self.place.folder.path());
+        if let Some(gateway) = self.gateway {
+            command.envs(gateway.environment());
+        }
+        command
+    }
+
+    fn run(&self, words: &[&str]) -> Said {
+        let done = output(&mut self.command(words));
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Said {
+            code: done.status.code(),
+            out: text(&done.stdout),
+            err: text(&done.stderr),
+        }
+    }
+
+    fn good(&self, words: &[&str]) -> String {
+        let said = self.run(words);
+        assert_eq!(said.code, Some(0), "{words:?}: {}{}", said.out, said.err);
+        said.out
+    }
+
+    fn json(&self, words: &[&str]) -> Value {
+        let out = self.good(&[words, &["--output", "json"]].concat());
+        serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}"))
+    }
+
+    fn refused(&self, words: &[&str], message: &str) {
+        let said = self.run(words);
+        assert_eq!(said.code, Some(1), "{words:?}: {}", said.out);
+        assert!(said.err.contains(message), "{words:?}: {}", said.err);
+    }
+
+    /// Everything is there, and what it was.
+    fn verify(&self, repository: &str) -> Value {
+        self.json(&["repo", "verify", "--read-data", repository])
+    }
+}
+
+/// Pushes, changes, pushes the changes, and has all of it back.
+fn there_and_back(ours: &Ours<'_>, repository: &str) {
+    let place = ours.place;
+    let vm = format!("{repository}:vm");
+    let vm = vm.as_str();
+    let disk = "www/disk.qcow2";
+    let first = ours.json(&["push", "--track", disk, vm]);
+    assert_eq!(first["number"], 1);
+    assert_eq!(first["incremental"], false);
+    // 5 MiB of one byte, 3 MiB of another: two chunks.
+    assert_eq!(first["new"], 2 * 65536);
+    place.good("qemu-io", &["-c", "write -P 3 40M 100k", disk]);
+    let second = ours.json(&["push", "--track", disk, vm]);
+    assert_eq!(second["incremental"], true);
+    assert_eq!(second["read"], 2 * 65536);
+    // Nothing has changed, and nobody needs to be told since when.
+    let third = ours.json(&["push", "--since", "vm", disk, vm]);
+    assert_eq!(
+        (&third["read"], &third["sent"]),
+        (&Value::from(0), &Value::from(0))
+    );
+    // Another disk with the same content is sent once.
+    let other = ours.json(&["push", "www/disk.raw", &format!("{repository}:other")]);
+    assert_eq!(other["new"], 0);
+    let listed = ours.json(&["repo", "list", repository]);
+    assert_eq!(listed.as_array().map(Vec::len), Some(4));
+    assert!(ours.good(&["repo", "list", vm]).contains("vm@2"));
+    ours.good(&["pull", vm, "back.qcow2"]);
+    place.good("qemu-img", &["check", "back.qcow2"]);
+    place.good("qemu-img", &["compare", disk, "back.qcow2"]);
+    ours.good(&["pull", "-O", "raw", &format!("{vm}@1"), "back.img"]);
+    place.good(
+        "qemu-img",
+        &[
+            "compare",
+            "-f",
+            "raw",
+            "-F",
+            "raw",
+            "back.img",
+            "www/disk.raw",
+        ],
+    );
+    // Overlays can be written to at once.
+    fs::create_dir(place.path("cache")).expect("a folder");
+    place.good_command(Command::new("chmod").arg("700").arg(place.path("cache")));
+    ours.good(&["open", "--cache", "cache", vm, "overlay.qcow2"]);
+    ours.good(&[
+        "io",
+        "-c",
+        "write -P 9 1M 1M",
+        "-c",
+        "read -P 3 40M 100k",
+        "overlay.qcow2",
+    ]);
+    ours.good(&["push", "overlay.qcow2", &format!("{repository}:clone")]);
+    assert_eq!(
+        ours.verify(repository)["problems"],
+        Value::Array(Vec::new())
+    );
+    ours.refused(&["open", vm, "overlay.qcow2"], "is there already");
+    ours.refused(
+        &["pull", &format!("{vm}@9"), "x"],
+        "there is no disk 'vm@9'",
+    );
+    // What is old goes, with what nothing else needs.
+    ours.good(&["repo", "prune", "--keep", "1", repository]);
+    ours.good(&["repo", "remove", &format!("{repository}:clone")]);
+    let collected = ours.json(&["repo", "gc", repository]);
+    assert!(
+        collected["removed-objects"].as_u64() > Some(0),
+        "{collected}"
+    );
+    let verified = ours.verify(repository);
+    assert_eq!(verified["problems"], Value::Array(Vec::new()));
+    assert_eq!(
+        (&verified["disks"], &verified["unused-objects"]),
+        (&2.into(), &0.into())
+    );
+    ours.good(&["compare", &format!("repository:{vm}"), disk, "-f", "raw"]);
+}
+
+impl Place {
+    fn good_command(&self, command: &mut Command) {
+        let done = output(command);
+        assert!(done.status.success(), "{done:?}");
+    }
+}
+
+#[test]
+fn disks_go_into_a_folder_and_come_back() {
+    let place = Place::with_disk();
+    let ours = Ours {
+        place: &place,
+        gateway: None,
+    };
+    there_and_back(&ours, "backups/all");
+    // A folder that is something else's is left alone.
+    ours.refused(
+        &["push", "www/disk.raw", "www"],
+        "neither empty nor a repository",
+    );
+    ours.refused(&["repo", "list", "nowhere"], "there is no repository");
+    assert!(!place.path("nowhere").exists());
+}
+
+#[test]
+fn disks_go_into_an_object_store_and_come_back() {
+    let place = Place::with_disk();
+    let gateway = Gateway::start(&place);
+    let ours = Ours {
+        place: &place,
+        gateway: Some(&gateway),
+    };
+    there_and_back(&ours, "s3://images/backups/all");
+    ours.refused(
+        &["repo", "list", "s3://images/nothing"],
+        "there is no repository",
+    );
+    ours.refused(
+        &["repo", "list", "https://h/r"],
+        "a folder or an object store",
+    );
+}
+
+#[test]
+fn of_pushes_at_once_each_disk_is_whole() {
+    let place = Place::with_disk();
+    let gateway = Gateway::start(&place);
+    let ours = Ours {
+        place: &place,
+        gateway: Some(&gateway),
+    };
+    let repository = "s3://images/many";
+    let disks: Vec<String> = (1..=5)
+        .map(|number| {
+            let name = format!("disk{number}");
+            let write = format!("write -P {} 0 8M", number * 10);
+            place.good("qemu-img", &["create", "-q", "-f", "raw", &name, "8M"]);
+            place.good("qemu-io", &["-f", "raw", "-c", &write, &name]);
+            name
+        })
+        .collect();
+    let pushes = disks.iter().map(|disk| {
+        let words = ["push", "-q", disk, "s3://images/many:vm"];
+        let mut command = ours.command(&words);
+        command.stderr(Stdio::piped()).spawn().expect("our program")
+    });
+    let pushes: Vec<_> = pushes.collect();
+    let mut pushed = 0;
+    for push in pushes {
+        let done = push.wait_with_output().expect("it ends");
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        match done.status.code() {
+            Some(0) => pushed += 1,
+            code => {
+                assert_eq!(code, Some(1), "{said}");
+                let refused = said.contains("another push to 'vm'") || said.contains("others push");
+                assert!(refused, "{said}");
+            }
+        }
+    }
+    let verified = ours.verify(repository);
+    assert_eq!(verified["problems"], Value::Array(Vec::new()));
+    assert_eq!(verified["disks"], pushed);
+    // Whoever was refused pushes again.
+    for disk in &disks {
+        ours.good(&["push", "-q", disk, "s3://images/many:vm"]);
+        ours.good(&[
+            "compare",
+            "-f",
+            "raw",
+            "repository:s3://images/many:vm",
+            disk,
+        ]);
+    }
+}
+
+#[test]
+fn a_push_that_is_killed_is_taken_up_again() {
+    let place = Place::with_disk();
+    let ours = Ours {
+        place: &place,
+        gateway: None,
+    };
+    // What takes a while.
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut bytes = vec![0; 96 << 20];
+    random.fill(&mut bytes);
+    fs::write(place.path("large"), &bytes).expect("a disk");
+    let (mut killed, mut resumed) = (0, false);
+    for round in 0..12 {
+        let mut push = ours.command(&["push", "large", "r:vm"]);
+        let mut push = push.stdout(Stdio::null()).spawn().expect("our program");
+        std::thread::sleep(Duration::from_millis(random.u64(20..120) * (1 + round / 4)));
+        if push.try_wait().expect("its state").is_none() {
+            push.kill().expect("a kill");
+            killed += 1;
+        }
+        push.wait().expect("it ends");
+        if place.path("r").exists() && fs::exists(place.path("r/vellum-repository")).unwrap() {
+            assert_eq!(ours.verify("r")["problems"], Value::Array(Vec::new()));
+        }
+    }
+    assert!(killed > 0, "this machine is too fast for the test");
+    let said = ours.good(&["push", "large", "r:vm"]);
+    resumed |= said.contains("did not need to be sent again") || said.contains("0 B new");
+    assert!(resumed, "{said}");
+    ours.good(&[
+        "compare",
+        "-f",
+        "raw",
+        "-F",
+        "raw",
+        "repository:r:vm",
+        "large",
+    ]);
+    let verified = ours.verify("r");
+    assert_eq!(verified["problems"], Value::Array(Vec::new()));
+    // Nobody runs, so what is left of the killed ones goes.
+    ours.good(&["repo", "gc", "--stale-after", "0s", "r"]);
+    assert_eq!(ours.verify("r")["unused-objects"], 0);
+}
+
+#[test]
+fn the_users_own_bitmap_tells_what_has_changed() {
+    let place = Place::with_disk();
+    let ours = Ours {
+        place: &place,
+        gateway: None,
+    };
+    let disk = "www/disk.qcow2";
+    ours.refused(
+        &["push", "--bitmap", "b", disk, "r:vm"],
+        "push all of it first",
+    );
+    ours.refused(
+        &["push", "--track", "www/disk.raw", "r:vm"],
+        "needs a disk in qcow2",
+    );
+    ours.good(&["push", disk, "r:vm"]);
+    place.good("qemu-img", &["bitmap", "--add", disk, "b"]);
+    place.good("qemu-io", &["-c", "write -P 5 50M 64k", disk]);
+    let pushed = ours.json(&["push", "--bitmap", "b", disk, "r:vm"]);
+    assert_eq!(
+        (&pushed["incremental"], &pushed["read"]),
+        (&true.into(), &65536.into())
+    );
+    ours.good(&["compare", "-f", "raw", "repository:r:vm", disk]);
+    ours.refused(&["push", "--bitmap", "c", disk, "r:vm"], "'c'");
+    ours.refused(
+        &["push", "--since", "vm", disk, "r:vm"],
+        "does not know what has changed",
+    );
+    // A disk that has grown, and one that has shrunk.
+    for (size, mebibytes) in [("70M", 70), ("33M", 33)] {
+        ours.good(&["push", "--track", disk, "r:vm"]);
+        place.good("qemu-img", &["bitmap", "--remove", disk, "b"]);
+        place.good("our qemu-img", &["resize", "--shrink", disk, size]);
+        let pushed = ours.json(&["push", "--track", disk, "r:vm"]);
+        assert_eq!(pushed["virtual-size"], mebibytes << 20);
+        assert_eq!(pushed["incremental"], true);
+        ours.good(&["compare", "-f", "raw", "repository:r:vm", disk]);
+        place.good("qemu-img", &["bitmap", "--add", disk, "b"]);
+    }
+}
+
+#[test]
+fn damage_is_named_and_nothing_of_it_is_given_out() {
+    let place = Place::with_disk();
+    let ours = Ours {
+        place: &place,
+        gateway: None,
+    };
+    let mut bytes = vec![0; 1 << 20];
+    fastrand::Rng::with_seed(2).fill(&mut bytes);
+    fs::write(place.path("small"), &bytes).expect("a disk");
+    ours.good(&["push", "small", "r:vm"]);
+    let mut files = Vec::new();
+    for folder in ["segments", "maps", "tags"] {
+        let below = fs::read_dir(place.path("r").join(folder)).expect("a folder");
+        let below = below.flat_map(|entry| fs::read_dir(entry.unwrap().path()).unwrap());
+        files.extend(below.map(|file| file.unwrap().path()));
+    }
+    assert_eq!(files.len(), 3);
+    for file in files {
+        let good = fs::read(&file).expect("an object");
+        for at in [0, good.len() / 2, good.len().saturating_sub(60)] {
+            let mut bad = good.clone();
+            bad[at] ^= 4;
+            fs::write(&file, &bad).expect("an object");
+            let said = ours.run(&["repo", "verify", "--read-data", "r"]);
+            assert_eq!(said.code, Some(2), "{file:?} {at}: {}", said.err);
+            let said = ours.run(&["pull", "r:vm", "back.qcow2"]);
+            assert_eq!(said.code, Some(1), "{file:?} {at}");
+            assert!(!place.path("back.qcow2").exists());
+        }
+        fs::remove_file(&file).expect("an object");
+        assert_ne!(ours.run(&["pull", "r:vm", "back.qcow2"]).code, Some(0));
+        fs::write(&file, good).expect("an object");
+    }
+    assert_eq!(ours.verify("r")["problems"], Value::Array(Vec::new()));
+    let left = fs::read_dir(place.folder.path()).expect("a folder");
+    let left = left.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+    assert!(left.into_iter().all(|name| !name.contains("pull-")));
+}
