@@ -6,6 +6,7 @@
 //! `crates/export/tests/corpus.rs` with [`nbd`], `crates/export/tests/sessions.rs` with
 //! [`nbd_server`] and [`nbd_client`], `crates/export/tests/vhost_user_blk_corpus.rs` with [`vhost_user_blk`], `crates/control/tests/qmp_corpus.rs` with [`qmp`], `crates/control/tests/monitor_corpus.rs` with [`monitor`], and `crates/control/tests/corpus.rs`
 //! with [`options`], `crates/control/tests/audit_corpus.rs` with [`audit`],
+//! `crates/repository/tests/corpus.rs` with [`repository`],
 //! and `crates/files/tests/corpus.rs` with [`files`].
 #![forbid(unsafe_code)]
 
@@ -19,4 +20,5 @@ pub mod nbd_client;
 pub mod nbd_server;
 pub mod options;
 pub mod qmp;
+pub mod repository;
 pub mod vhost_user_blk;
