@@ -5,10 +5,10 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 use futures_channel::oneshot;
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use vellum_io::{Error, ErrorKind, Io, Result};
 
@@ -69,7 +69,7 @@ impl Objects for FolderObjects {
     fn get(&self, key: &str, limit_bytes: u64) -> Io<Vec<u8>> {
         self.run("read", key, move |root, key| {
             let mut content = Vec::new();
-            let file = File::open(root.join(key))?;
+            let file = open_file(&root.join(key))?;
             file.take(limit_bytes.saturating_add(1))
                 .read_to_end(&mut content)?;
             match content.len() as u64 > limit_bytes {
@@ -83,7 +83,7 @@ impl Objects for FolderObjects {
 
     fn get_range(&self, key: &str, range: Range<u64>) -> Io<Vec<u8>> {
         self.run("read", key, move |root, key| {
-            let mut file = File::open(root.join(key))?;
+            let mut file = open_file(&root.join(key))?;
             let len_bytes = range.end.saturating_sub(range.start);
             // What somebody else says of a length gets no memory before it is looked at.
             if range.end > file.metadata()?.len() {
@@ -127,6 +127,12 @@ impl Objects for FolderObjects {
         })
     }
 
+    fn remove_unfinished(&self, older: Duration) -> Io<()> {
+        self.run("clean", "", move |root, _| {
+            remove_unfinished_below(root, older)
+        })
+    }
+
     fn remove(&self, key: &str) -> Io<()> {
         self.run("remove", key, |root, key| {
             match fs::remove_file(root.join(key)) {
@@ -134,6 +140,16 @@ impl Objects for FolderObjects {
                 done => done,
             }
         })
+    }
+}
+
+/// Opens a regular file: others that a name may lead to could wait for ever, or be somebody else's.
+fn open_file(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("not a regular file")),
     }
 }
 
@@ -193,6 +209,25 @@ fn name_new(file: tempfile::NamedTempFile, path: &Path) -> io::Result<bool> {
     }
 }
 
+/// Removes files that never got their names, from any folder.
+fn remove_unfinished_below(folder: &Path, older: Duration) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_unfinished_below(&entry.path(), older)?;
+            continue;
+        }
+        let is_unfinished = entry.file_name().to_string_lossy().starts_with(UNFINISHED);
+        let changed = entry.metadata().and_then(|found| found.modified());
+        let age = changed.map(|changed| changed.elapsed().unwrap_or_default());
+        if is_unfinished && age.is_ok_and(|age| age >= older) {
+            // Somebody else may have done it.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+    Ok(())
+}
+
 fn list_below(folder: &Path, prefix: &str, found: &mut Vec<ObjectInfo>) -> io::Result<()> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -237,7 +272,12 @@ pub fn check_folder(root: &Path) -> Result<()> {
         }
         Ok(entries) => entries,
     };
-    if root.join(crate::names::MARKER).exists() || entries.next().is_none() {
+    // What a killed push has left is no file of others.
+    let is_other = |entry: io::Result<fs::DirEntry>| {
+        let name = entry.map(|entry| entry.file_name());
+        name.is_ok_and(|name| !name.to_string_lossy().starts_with(UNFINISHED))
+    };
+    if root.join(crate::names::MARKER).exists() || !entries.any(is_other) {
         return Ok(());
     }
     let message = "the folder is neither empty nor a repository";
@@ -246,6 +286,7 @@ pub fn check_folder(root: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::mkfifoat;
     use vellum_io::lane;
 
     use super::*;
@@ -270,6 +311,15 @@ mod tests {
             assert_eq!(listed[1].len_bytes, 9);
             objects.remove("a/b/1").await.unwrap();
             objects.remove("a/b/1").await.unwrap();
+            for name in ["fifo", "folder", "link"] {
+                let path = folder.path().join("repository").join(name);
+                match name {
+                    "folder" => fs::create_dir(&path).unwrap(),
+                    "link" => std::os::unix::fs::symlink("a/2", &path).unwrap(),
+                    _ => mkfifoat(CWD, &path, Mode::RWXU).unwrap(),
+                }
+                assert!(objects.get(name, 9).await.is_err(), "{name}");
+            }
             let error = objects.get("a/b/1", 9).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::NotFound);
         });
@@ -283,6 +333,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         check_folder(folder.path()).unwrap();
         check_folder(&folder.path().join("new")).unwrap();
+        fs::write(folder.path().join(".vellum-xyz"), "x").unwrap();
+        check_folder(folder.path()).unwrap();
+        let objects = FolderObjects::new(folder.path());
+        lane::block_on(objects.remove_unfinished(Duration::from_secs(3600))).unwrap();
+        assert!(folder.path().join(".vellum-xyz").exists());
+        lane::block_on(objects.remove_unfinished(Duration::ZERO)).unwrap();
+        assert!(!folder.path().join(".vellum-xyz").exists());
         fs::write(folder.path().join("letter"), "x").unwrap();
         assert!(check_folder(folder.path()).is_err());
     }

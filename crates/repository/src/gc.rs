@@ -158,6 +158,7 @@ async fn collect(
             .remove_all(dead.into_iter().map(|object| object.key).collect())
             .await?;
         remove_notes(repository, &notes, &running).await?;
+        objects.remove_unfinished(options.stale).await?;
     }
     Ok(collected)
 }

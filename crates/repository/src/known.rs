@@ -117,15 +117,15 @@ impl Known {
         keys.sort();
         let read = |(_, push, key): (bool, PushId, String)| async move {
             let list = repository.objects().get(&key, MOST_LIST_BYTES).await;
-            (push, key, list)
+            (push, list)
         };
         let mut lists = stream::iter(keys).map(read).buffered(REQUESTS_AT_ONCE);
-        while let Some((push, key, list)) = lists.next().await {
+        while let Some((push, list)) = lists.next().await {
             if self.is_full() {
                 break;
             }
-            let listed = hash_list::decode(&list?);
-            for listed in listed.map_err(|error| repository.at(error, &key))? {
+            // What is in a damaged one is sent again; `verify` tells of it.
+            for listed in hash_list::decode(&list?).unwrap_or_default() {
                 // One that no manifest leads to may be removed at any time.
                 if used.has_segment(push, listed.number) {
                     self.add_listed(segments, push, &listed);

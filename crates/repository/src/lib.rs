@@ -25,6 +25,7 @@ mod prune;
 mod push;
 mod recent;
 mod repository;
+mod runs;
 mod session;
 mod storage;
 mod verify;

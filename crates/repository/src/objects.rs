@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::time::Duration;
 
 use vellum_io::Io;
 
@@ -43,6 +44,13 @@ pub trait Objects: Send + Sync + fmt::Debug {
 
     /// All objects whose keys begin with `prefix` (which ends with `/`), ordered by key.
     fn list(&self, prefix: &str) -> Io<Vec<ObjectInfo>>;
+
+    /// Removes what was left of objects that were begun and never came to be, and is older than that;
+    /// for stores that keep such.
+    fn remove_unfinished(&self, older: Duration) -> Io<()> {
+        let _ = older;
+        Io::ready(Ok(()))
+    }
 
     /// Removes an object; there may be none.
     fn remove(&self, key: &str) -> Io<()>;

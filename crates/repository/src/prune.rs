@@ -103,12 +103,32 @@ async fn prune_locked(
         }
     }
     if !options.dry_run {
+        finish_removals(repository).await?;
         for disk in &pruned {
             bury(repository, &disk.tag, disk.number).await?;
         }
         remove_old_tombstones(repository, store_seconds).await?;
     }
     Ok(pruned)
+}
+
+/// Does what is left of removals of tags that were killed: what is below their tombstones is not seen, and
+/// must not be when these go.
+async fn finish_removals(repository: &Repository) -> Result<()> {
+    let mut left = Vec::new();
+    repository
+        .each_entry_and_hidden(|tag, number, entry, counts| {
+            // What is damaged there counts no more than the rest.
+            if !counts && !matches!(entry, Ok(Entry::Tombstone(_))) {
+                left.push((tag.clone(), number));
+            }
+            Ok(())
+        })
+        .await?;
+    for (tag, number) in left {
+        bury(repository, &tag, number).await?;
+    }
+    Ok(())
 }
 
 /// Puts a tombstone in the place of a disk.

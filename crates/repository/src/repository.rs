@@ -1,6 +1,6 @@
 //! [`Repository`]: what is in a store, by tags and numbers.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use futures_util::stream::{self, StreamExt};
@@ -10,9 +10,12 @@ use crate::codec::manifest::{Entry, MOST_ENTRY_BYTES, Manifest, TombstoneKind};
 use crate::codec::{CHUNK_BYTES, PushId};
 use crate::names::{self, DiskName, TagName};
 use crate::objects::Objects;
+use crate::runs::Runs;
 
 /// Small objects that are asked for at once.
 pub(crate) const REQUESTS_AT_ONCE: usize = 16;
+/// Manifests that are read at once; each may be large.
+const ENTRIES_AT_ONCE: usize = 8;
 
 /// A repository: disks in a store of objects, each chunk of them once.
 #[derive(Debug, Clone)]
@@ -23,21 +26,24 @@ pub struct Repository {
 /// What manifests lead to.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Used {
-    pub(crate) segments: BTreeMap<PushId, BTreeSet<u32>>,
+    pub(crate) segments: BTreeMap<PushId, Runs>,
     pub(crate) pushes: HashSet<PushId>,
 }
 
 impl Used {
     pub(crate) fn add(&mut self, manifest: &Manifest) {
         self.pushes.extend(manifest.pushes());
-        for (push, number) in manifest.segment_numbers() {
-            self.segments.entry(push).or_default().insert(number);
+        for used in &manifest.segments {
+            let runs = self.segments.entry(used.push).or_default();
+            for &(first, last) in &used.numbers {
+                runs.add(first, last);
+            }
         }
     }
 
     pub(crate) fn has_segment(&self, push: PushId, number: u32) -> bool {
         let numbers = self.segments.get(&push);
-        numbers.is_some_and(|numbers| numbers.contains(&number))
+        numbers.is_some_and(|numbers| numbers.contains(number))
     }
 }
 
@@ -198,6 +204,22 @@ impl Repository {
         &self,
         mut take: impl FnMut(&TagName, u64, Result<Entry>) -> Result<()>,
     ) -> Result<()> {
+        let counts = |tag: &TagName, number, entry, counts| match counts {
+            true => take(tag, number, entry),
+            false => Ok(()),
+        };
+        self.each_entry_and_hidden(counts).await
+    }
+
+    /// As [`Repository::each_entry`], with what is below the removal of a tag, too; the last argument
+    /// says whether it counts.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) async fn each_entry_and_hidden(
+        &self,
+        mut take: impl FnMut(&TagName, u64, Result<Entry>, bool) -> Result<()>,
+    ) -> Result<()> {
         let numbers = self.numbers().await?;
         let all = numbers.into_iter().flat_map(|(tag, numbers)| {
             let numbers = numbers.into_iter().rev();
@@ -207,19 +229,18 @@ impl Repository {
             let entry = self.entry(&tag, number).await;
             (tag, number, entry.transpose())
         };
-        let mut entries = stream::iter(all.map(read)).buffered(REQUESTS_AT_ONCE);
+        let mut entries = stream::iter(all.map(read)).buffered(ENTRIES_AT_ONCE);
         let mut removed = None;
         while let Some((tag, number, entry)) = entries.next().await {
-            // What was removed meanwhile is not there any more, and what is below a tag's removal.
-            let Some(entry) = entry.filter(|_| removed.as_ref() != Some(&tag)) else {
-                continue;
-            };
+            // What was removed meanwhile is not there any more.
+            let Some(entry) = entry else { continue };
+            let counts = removed.as_ref() != Some(&tag);
             if let Ok(Entry::Tombstone(there)) = &entry
                 && there.kind == TombstoneKind::Removed
             {
                 removed = Some(tag.clone());
             }
-            take(&tag, number, entry)?;
+            take(&tag, number, entry, counts)?;
         }
         Ok(())
     }

@@ -3,15 +3,16 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use futures_util::stream::{self, StreamExt};
-use vellum_io::{Result, lane};
+use vellum_io::{ErrorKind, Result, lane};
 
+use crate::codec::hash_list::{self, MOST_LIST_BYTES};
 use crate::codec::manifest::{Entry, Manifest, piece_chunks};
 use crate::codec::piece::SegmentRef;
 use crate::codec::segment::{SegmentIndex, decompress};
 use crate::codec::{PushId, damaged};
 use crate::names::{self, DiskName};
 use crate::pieces;
-use crate::repository::Repository;
+use crate::repository::{REQUESTS_AT_ONCE, Repository, Used};
 
 /// Segments that are read at once.
 const SEGMENTS_AT_ONCE: usize = 4;
@@ -87,6 +88,7 @@ pub async fn verify(
     }
     verified.segments = segments.len() as u64;
     count_unused(&listed, &segments, &mut verified);
+    look_at_lists(repository, &segments, &mut verified).await?;
     let total = there.len() as u64;
     let check = |(key, segment, disk): (String, SegmentRef, String)| async move {
         let checked = check_segment(repository, &key, &segment, with_data).await;
@@ -100,6 +102,45 @@ pub async fn verify(
         progress(done, total);
     }
     Ok(verified)
+}
+
+/// Whether the lists that pushes look for chunks in are whole, and right.
+async fn look_at_lists(
+    repository: &Repository,
+    segments: &BTreeMap<(PushId, u32), (SegmentRef, String)>,
+    verified: &mut Verified,
+) -> Result<()> {
+    let listed = repository.objects().list(names::INDEXES).await?;
+    let read = |key: String| async move {
+        let list = repository.objects().get(&key, MOST_LIST_BYTES).await;
+        (key, list.and_then(|list| hash_list::decode(&list)))
+    };
+    let keys = listed.into_iter().map(|object| object.key);
+    let mut lists = stream::iter(keys).map(read).buffered(REQUESTS_AT_ONCE);
+    while let Some((key, list)) = lists.next().await {
+        let Some((push, _)) = names::parse_part(names::INDEXES, &key) else {
+            continue;
+        };
+        let found = match list {
+            Ok(found) => found,
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => {
+                let error = repository.at(error, &key);
+                verified.problems.push(error.to_string());
+                continue;
+            }
+        };
+        for listed in found {
+            let known = segments.get(&(push, listed.number));
+            if known.is_some_and(|(known, _)| known.footer != listed.footer) {
+                let number = listed.number;
+                verified
+                    .problems
+                    .push(format!("{key} says something else of segment {number}"));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn count_unused(
@@ -128,7 +169,8 @@ async fn look_at_map(
         tag: disk.tag.clone(),
         number: Some(disk.number),
     };
-    let listed = disk.segment_numbers().collect::<HashSet<_>>();
+    let mut listed = Used::default();
+    listed.add(disk);
     for (number, at) in (0..).zip(&disk.pieces) {
         let Some(at) = at.as_ref() else { continue };
         // What another disk has shown to be whole; but the manifest must list its segments, too.
@@ -143,14 +185,18 @@ async fn look_at_map(
         };
         for segment in piece.segments() {
             let key = (segment.push, segment.number);
-            if !listed.contains(&key) {
+            if !listed.has_segment(segment.push, segment.number) {
                 let problem = format!("the manifest of {name} does not list all of its segments");
                 verified.problems.push(problem);
             }
-            if is_new {
-                segments
-                    .entry(key)
-                    .or_insert_with(|| (*segment, name.to_string()));
+            if !is_new {
+                continue;
+            }
+            let known = segments.entry(key);
+            let (known, other) = known.or_insert_with(|| (*segment, name.to_string()));
+            if known.footer != segment.footer {
+                let problem = format!("{name} and {other} disagree on what segment {key:?} is");
+                verified.problems.push(problem);
             }
         }
     }

@@ -337,12 +337,12 @@ fn damage_is_named_and_nothing_of_it_is_given_out() {
     fs::write(place.path("small"), &bytes).expect("a disk");
     ours.good(&["push", "small", "r:vm"]);
     let mut files = Vec::new();
-    for folder in ["segments", "maps", "tags"] {
+    for folder in ["segments", "maps", "tags", "indexes"] {
         let below = fs::read_dir(place.path("r").join(folder)).expect("a folder");
         let below = below.flat_map(|entry| fs::read_dir(entry.unwrap().path()).unwrap());
         files.extend(below.map(|file| file.unwrap().path()));
     }
-    assert_eq!(files.len(), 3);
+    assert_eq!(files.len(), 4);
     for file in files {
         let good = fs::read(&file).expect("an object");
         for at in [0, good.len() / 2, good.len().saturating_sub(60)] {
@@ -351,16 +351,172 @@ fn damage_is_named_and_nothing_of_it_is_given_out() {
             fs::write(&file, &bad).expect("an object");
             let said = ours.run(&["repo", "verify", "--read-data", "r"]);
             assert_eq!(said.code, Some(2), "{file:?} {at}: {}", said.err);
+            if file.components().any(|part| part.as_os_str() == "indexes") {
+                // It only costs that chunks are sent again.
+                let pushed = ours.json(&["push", "small", "r:again"]);
+                assert_eq!(pushed["new"], 1 << 20);
+                ours.good(&[
+                    "compare",
+                    "-f",
+                    "raw",
+                    "-F",
+                    "raw",
+                    "repository:r:again",
+                    "small",
+                ]);
+                ours.good(&["repo", "remove", "r:again"]);
+                continue;
+            }
             let said = ours.run(&["pull", "r:vm", "back.qcow2"]);
             assert_eq!(said.code, Some(1), "{file:?} {at}");
             assert!(!place.path("back.qcow2").exists());
         }
         fs::remove_file(&file).expect("an object");
-        assert_ne!(ours.run(&["pull", "r:vm", "back.qcow2"]).code, Some(0));
+        let is_list = file.components().any(|part| part.as_os_str() == "indexes");
+        let pulled = ours.run(&["pull", "r:vm", "back.qcow2"]).code;
+        assert_eq!(pulled == Some(0), is_list);
         fs::write(&file, good).expect("an object");
     }
     assert_eq!(ours.verify("r")["problems"], Value::Array(Vec::new()));
     let left = fs::read_dir(place.folder.path()).expect("a folder");
     let left = left.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
     assert!(left.into_iter().all(|name| !name.contains("pull-")));
+}
+
+#[test]
+fn a_disk_in_use_is_pushed_through_a_snapshot() {
+    let place = Place::with_disk();
+    let ours = Ours {
+        place: &place,
+        gateway: None,
+    };
+    let disk = "www/disk.qcow2";
+    ours.good(&["push", disk, "r:vm"]);
+    place.good("qemu-img", &["bitmap", "--add", disk, "b"]);
+    place.good("qemu-io", &["-c", "write -P 5 10M 64k", disk]);
+    place.good(
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "tmp.qcow2", "64M"],
+    );
+    let socket = place.path("live.sock").display().to_string();
+    let mut daemon = Command::new(env!("CARGO_BIN_EXE_vellum"));
+    daemon.arg("daemon").current_dir(place.folder.path());
+    for words in [
+        [
+            "--blockdev",
+            "driver=qcow2,node-name=disk,file.driver=file,file.filename=www/disk.qcow2",
+        ],
+        [
+            "--blockdev",
+            "driver=qcow2,node-name=tmp,file.driver=file,file.filename=tmp.qcow2",
+        ],
+        [
+            "--blockdev",
+            "driver=copy-before-write,node-name=cbw,file=disk,target=tmp",
+        ],
+        [
+            "--blockdev",
+            "driver=snapshot-access,node-name=snapshot,file=cbw",
+        ],
+        [
+            "--nbd-server",
+            &format!("addr.type=unix,addr.path={socket}"),
+        ],
+        [
+            "--export",
+            "type=nbd,id=guest,node-name=cbw,name=disk,writable=on",
+        ],
+        [
+            "--export",
+            "type=nbd,id=backup,node-name=snapshot,name=backup,bitmaps.0.node=disk,bitmaps.0.name=b",
+        ],
+        ["--pidfile", "live.pid"],
+    ] {
+        daemon.args(words);
+    }
+    let daemon = daemon.stdin(Stdio::null()).spawn().expect("our daemon");
+    let _daemon = super::server::Killed(daemon);
+    let until = std::time::Instant::now() + Duration::from_secs(20);
+    while !place.path("live.pid").exists() {
+        assert!(std::time::Instant::now() < until, "no daemon");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    fs::copy(place.path(disk), place.path("moment.qcow2")).expect("a copy");
+    let guest = format!("nbd+unix:///disk?socket={socket}");
+    // Not in the snapshot any more, inside and outside of what the bitmap has.
+    for write in ["write -P 6 10M 64k", "write -P 7 0 1M"] {
+        ours.good(&["io", "-f", "raw", "-c", write, &guest]);
+    }
+    let backup = format!("nbd+unix:///backup?socket={socket}");
+    let pushed = ours.json(&["push", "-f", "raw", "--bitmap", "b", &backup, "r:vm"]);
+    // The bitmap goes on noting what the guest writes, so it tells too much rather than too little.
+    assert_eq!(
+        (&pushed["incremental"], &pushed["read"]),
+        (&true.into(), &(17 * 65536).into())
+    );
+    place.good("qemu-img", &["check", "-U", "moment.qcow2"]);
+    ours.good(&["compare", "-f", "raw", "repository:r:vm", "moment.qcow2"]);
+    ours.refused(
+        &["push", "-f", "raw", "--bitmap", "c", &backup, "r:vm"],
+        "c",
+    );
+}
+
+#[test]
+fn what_a_bitmap_cannot_know_is_noticed() {
+    let place = Place::with_disk();
+    let ours = Ours {
+        place: &place,
+        gateway: None,
+    };
+    // Cut off, and longer again: what was there is zeroes now.
+    let disk = "www/disk.qcow2";
+    ours.good(&["push", "--track", disk, "r:vm"]);
+    for size in ["21M", "64M"] {
+        place.good("qemu-img", &["resize", "-q", "--shrink", disk, size]);
+    }
+    let pushed = ours.json(&["push", "--track", disk, "r:vm"]);
+    assert_eq!(pushed["read"], 0);
+    ours.good(&["compare", "-f", "raw", "repository:r:vm", disk]);
+    // The backing file changes, or is another one.
+    for (name, pattern) in [("base1", 1), ("base2", 2)] {
+        place.good("qemu-img", &["create", "-q", "-f", "qcow2", name, "8M"]);
+        place.good(
+            "qemu-io",
+            &["-c", &format!("write -P {pattern} 0 2M"), name],
+        );
+    }
+    place.good(
+        "qemu-img",
+        &[
+            "create", "-q", "-f", "qcow2", "-b", "base1", "-F", "qcow2", "top",
+        ],
+    );
+    ours.good(&["push", "--track", "top", "r:top"]);
+    let pushed = ours.json(&["push", "--track", "top", "r:top"]);
+    assert_eq!(
+        (&pushed["incremental"], &pushed["read"]),
+        (&true.into(), &0.into())
+    );
+    let changes: [(&str, &[&str]); 3] = [
+        ("qemu-io", &["-c", "write -P 3 1M 1M", "base1"]),
+        (
+            "qemu-img",
+            &["rebase", "-u", "-b", "base2", "-F", "qcow2", "top"],
+        ),
+        ("qemu-img", &["rebase", "-u", "-b", "", "top"]),
+    ];
+    for (program, words) in changes {
+        place.good(program, words);
+        ours.good(&["push", "--track", "top", "r:top"]);
+        ours.good(&["compare", "-f", "raw", "repository:r:top", "top"]);
+    }
+    // Nothing can change in a disk without length.
+    place.good("qemu-img", &["create", "-q", "-f", "qcow2", "nothing", "0"]);
+    ours.good(&["push", "--track", "nothing", "r:nothing"]);
+    ours.refused(
+        &["bitmap", "--add", "nothing", "b"],
+        "The disk has no length",
+    );
+    place.good("qemu-img", &["check", "nothing"]);
 }

@@ -2,18 +2,26 @@
 //! is named for what was pushed, so that it cannot be taken for another one's.
 
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 
 use vellum::qcow2::{AsQcow2, BitmapOptions, Bitmaps};
 use vellum::{BlockDevice, Error, ErrorKind, Result};
 use vellum_repository::{CHUNK_BYTES, PushId, TagName};
 
 use super::Named;
+use crate::options::Options;
+use crate::spec::{ImageSpec, Source};
+use crate::{OpenFlags, open_device};
 
 /// The bitmaps of pushes of one disk to one tag of one repository.
+///
+/// A bitmap notes what changes in its own image. So its name also tells what that stands on: where
+/// another backing file is there, or it was changed, nothing is known.
 #[derive(Debug)]
 pub struct Tracking {
     bitmaps: Bitmaps,
     prefix: String,
+    backing: String,
 }
 
 impl Tracking {
@@ -25,11 +33,12 @@ impl Tracking {
         Some(Tracking {
             bitmaps,
             prefix: format!("push/{hash}/{tag}/"),
+            backing: backing_of(device),
         })
     }
 
     fn name(&self, push: PushId) -> String {
-        format!("{}{push}", self.prefix)
+        format!("{}{push}{}", self.prefix, self.backing)
     }
 
     /// What has changed since a push; `None` if that is not known.
@@ -80,15 +89,87 @@ impl Tracking {
     }
 }
 
-/// What a bitmap of the user's says.
+/// What tells the layers below an image from others; nothing if there are none.
+fn backing_of(device: &dyn BlockDevice) -> String {
+    let mut told = String::new();
+    let mut next = device.backing();
+    while let Some(layer) = next {
+        let (info, size_bytes) = (layer.info(), layer.size_bytes());
+        let storage = layer
+            .storage()
+            .or_else(|| layer.bytes_in().map(|(storage, _)| storage));
+        let version = storage.as_ref().and_then(|storage| storage.version());
+        let file = storage.and_then(|storage| std::fs::metadata(storage.name()).ok());
+        let file = file.map(|file| (file.dev(), file.ino(), file.mtime(), file.mtime_nsec()));
+        told += &format!(
+            "{} {} {size_bytes} {version:?} {file:?}\n",
+            info.name, info.format
+        );
+        next = layer.backing();
+    }
+    match told.is_empty() {
+        true => told,
+        false => format!("/{}", vellum_repository::name_hash(&told)),
+    }
+}
+
+/// What a bitmap of the user's says: one of the image's, or one that an NBD server exports
+/// (`qemu:dirty-bitmap:NAME`).
 ///
 /// # Errors
 /// If there is none of that name, or it does not know all changes.
-pub async fn dirty_of(device: &dyn BlockDevice, name: &str) -> Result<Vec<Range<u64>>> {
-    let Some(image) = device.as_qcow2() else {
-        let message = "Images of this format have no bitmaps";
+pub async fn dirty_of(
+    spec: &ImageSpec,
+    device: &dyn BlockDevice,
+    name: &str,
+) -> Result<Vec<Range<u64>>> {
+    if let Some(image) = device.as_qcow2() {
+        let dirty = image.bitmaps().read(name).await?;
+        return Ok(dirty.ranges().collect());
+    }
+    let Some(mut server) = nbd_options(spec)? else {
+        let message = "a bitmap is in a qcow2 image, or exported by an NBD server";
         return Err(Error::new(ErrorKind::Unsupported, "read bitmap", message));
     };
-    let dirty = image.bitmaps().read(name).await?;
-    Ok(dirty.ranges().collect())
+    server.set_text("x-dirty-bitmap", format!("qemu:dirty-bitmap:{name}"));
+    let mut options = Options::new();
+    options.set_text("driver", "raw");
+    options.set_group("file", server);
+    let bitmap = ImageSpec {
+        source: Source::Options(options),
+        format: None,
+        added: Options::new(),
+        name: spec.name.clone(),
+    };
+    let bitmap = open_device(&bitmap, &OpenFlags::default()).await?;
+    let dirty = dirty_over_nbd(&*bitmap).await;
+    let closed = bitmap.close().await;
+    let dirty = dirty?;
+    closed.map(|()| dirty)
+}
+
+/// The options of the NBD client that an image is, as it is or below a raw node.
+fn nbd_options(spec: &ImageSpec) -> Result<Option<Options>> {
+    let mut options = spec.options()?;
+    let is_nbd = |options: &Options| options.get_text("driver") == Some("nbd");
+    if is_nbd(&options) {
+        return Ok(Some(options));
+    }
+    let below = options.take_group("file");
+    Ok(is_nbd(&below).then_some(below))
+}
+
+/// With such a context a client shows what is dirty as if it were not there.
+async fn dirty_over_nbd(bitmap: &dyn BlockDevice) -> Result<Vec<Range<u64>>> {
+    let mut dirty = Vec::new();
+    let (mut at, end) = (0, bitmap.size_bytes());
+    while at < end {
+        let extent = bitmap.block_status(at, end - at, u32::MAX).await?;
+        let next = at + extent.len_bytes.max(1);
+        if !extent.kind.is_data() {
+            dirty.push(at..next);
+        }
+        at = next;
+    }
+    Ok(dirty)
 }

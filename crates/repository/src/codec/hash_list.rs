@@ -8,11 +8,14 @@ use super::{Hash, SEGMENT_CHUNKS, be32, be64, damaged};
 const MAGIC: &[u8; 8] = b"VELLIDX1";
 /// Number and chunks of a segment.
 const ENTRY_BYTES: usize = 8;
+/// The hash of all before it: whoever is led by a list that was damaged gets to no chunk.
+const HASH_BYTES: usize = 32;
 /// Segments of one list at most.
 pub const MOST_SEGMENTS: usize = 512;
 /// More bytes than a list can have.
-pub const MOST_LIST_BYTES: u64 =
-    8 + MOST_SEGMENTS as u64 * (ENTRY_BYTES as u64 + SEGMENT_CHUNKS as u64 * 36);
+pub const MOST_LIST_BYTES: u64 = 8
+    + HASH_BYTES as u64
+    + MOST_SEGMENTS as u64 * (ENTRY_BYTES as u64 + SEGMENT_CHUNKS as u64 * 36);
 
 /// A segment in such a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +37,8 @@ pub fn encode(segments: &[(u32, Vec<u8>)]) -> Vec<u8> {
         bytes.extend((chunks as u32).to_be_bytes());
         bytes.extend(index);
     }
+    let hash = *blake3::hash(&bytes).as_bytes();
+    bytes.extend(hash);
     bytes
 }
 
@@ -46,7 +51,11 @@ pub fn decode(bytes: &[u8]) -> Result<Vec<Listed>> {
     if be64(bytes, 0) != Some(u64::from_be_bytes(*MAGIC)) {
         return Err(wrong());
     }
-    let mut rest = &bytes[8..];
+    let (content, hash) = bytes.split_last_chunk::<HASH_BYTES>().ok_or_else(wrong)?;
+    if blake3::hash(content) != *hash {
+        return Err(damaged("a list of segments that is not what was written"));
+    }
+    let mut rest = content.get(8..).ok_or_else(wrong)?;
     let mut listed = Vec::new();
     while !rest.is_empty() {
         let head = be32(rest, 0).zip(be32(rest, 4));
@@ -98,7 +107,9 @@ mod tests {
         #[test]
         fn any_bytes_are_a_list_or_an_error(body in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = decode(&body);
-            let _ = decode(&[MAGIC.to_vec(), body].concat());
+            let content = [MAGIC.to_vec(), body].concat();
+            let hash = *blake3::hash(&content).as_bytes();
+            let _ = decode(&[content, hash.to_vec()].concat());
         }
     }
 }

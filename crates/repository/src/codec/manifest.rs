@@ -3,14 +3,14 @@
 //! Two lines of text: JSON, and its hash.
 
 use serde::{Deserialize, Serialize};
-use vellum_io::Result;
+use vellum_io::{Error, ErrorKind, Result};
 
 use super::piece::MOST_PIECE_BYTES;
 use super::{CHUNK_BYTES, HexHash, MOST_DISK_BYTES, PIECE_CHUNKS, PushId, damaged, from_hex};
 use crate::names::TagName;
 
 /// More bytes than an entry can have.
-pub const MOST_ENTRY_BYTES: u64 = 256 << 20;
+pub const MOST_ENTRY_BYTES: u64 = 64 << 20;
 /// The version of what this module writes; others are refused.
 const VERSION: u32 = 1;
 const HASH_LINE: &str = "blake3 ";
@@ -149,14 +149,6 @@ impl Manifest {
         }
     }
 
-    /// All segments that it leads to.
-    pub fn segment_numbers(&self) -> impl Iterator<Item = (PushId, u32)> + '_ {
-        self.segments.iter().flat_map(|used| {
-            let numbers = used.numbers.iter().flat_map(|&(first, last)| first..=last);
-            numbers.map(|number| (used.push, number))
-        })
-    }
-
     /// All pushes that have made something of it.
     pub fn pushes(&self) -> impl Iterator<Item = PushId> + '_ {
         let maps = self.pieces.iter().flatten().map(|piece| piece.push);
@@ -176,11 +168,10 @@ impl Manifest {
         let fits = self.disk_bytes <= MOST_DISK_BYTES
             && self.pieces.len() as u64 == pieces_of(self.disk_bytes)
             && self.pieces.iter().flatten().all(whole);
-        // Numbers are small: whoever lists all of them needs no more than a list of all segments.
         let ordered = |used: &UsedSegments| {
             let mut next = 0;
             used.numbers.iter().all(|&(first, last)| {
-                let fits = next <= first && first <= last && last < u32::MAX >> 8;
+                let fits = next <= first && first <= last && last < u32::MAX;
                 next = last.saturating_add(1);
                 fits
             })
@@ -220,12 +211,20 @@ impl Entry {
     /// As [`Entry::decode`] reads it.
     ///
     /// # Errors
-    /// None that is known.
+    /// If it is longer than an entry can be.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let json = serde_json::to_string(self);
         let json = json.map_err(|error| damaged(format!("cannot write a manifest: {error}")))?;
         let hash = blake3::hash(json.as_bytes()).to_hex();
-        Ok(format!("{json}\n{HASH_LINE}{hash}\n").into_bytes())
+        let bytes = format!("{json}\n{HASH_LINE}{hash}\n").into_bytes();
+        match bytes.len() as u64 <= MOST_ENTRY_BYTES {
+            true => Ok(bytes),
+            false => {
+                let message =
+                    "the disk lies in too many places of the repository: push it to another one";
+                Err(Error::new(ErrorKind::Unsupported, "push", message))
+            }
+        }
     }
 }
 
@@ -270,11 +269,6 @@ mod tests {
             assert!(Entry::decode(&other, &tag(), 7).is_err(), "{at}");
             assert!(Entry::decode(&bytes[..at], &tag(), 7).is_err(), "{at}");
         }
-        let numbers = manifest()
-            .segment_numbers()
-            .map(|(_, number)| number)
-            .collect::<Vec<_>>();
-        assert_eq!(numbers, [0, 1, 2, 3, 9]);
     }
 
     #[test]
@@ -286,7 +280,7 @@ mod tests {
             |m| m.disk_bytes = u64::MAX,
             |m| m.pieces[1].as_mut().unwrap().len_bytes = 1 << 40,
             |m| m.segments[0].numbers = vec![(3, 2)],
-            |m| m.segments[0].numbers = vec![(0, u32::MAX - 1)],
+            |m| m.segments[0].numbers = vec![(0, u32::MAX)],
         ];
         for change in changes {
             let mut wrong = manifest();

@@ -25,7 +25,7 @@ pub const SEGMENT_CHUNKS: u32 = 256;
 /// Chunks of a piece: 1 GiB of a disk.
 pub const PIECE_CHUNKS: u64 = 16 << 10;
 /// The largest disk, in bytes: a manifest lists its pieces.
-pub const MOST_DISK_BYTES: u64 = 1 << 50;
+pub const MOST_DISK_BYTES: u64 = 1 << 47;
 
 /// A BLAKE3 hash.
 pub type Hash = [u8; 32];

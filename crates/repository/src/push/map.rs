@@ -1,6 +1,6 @@
 //! The map of a push: its pieces go to the store when all segments are complete that they lead to.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use vellum_io::{Error, ErrorKind, Result};
 
@@ -10,6 +10,7 @@ use crate::codec::piece::{Piece, Run, SegmentRef, Source};
 use crate::codec::{HexHash, PushId};
 use crate::known::{Place, SegmentNumber, Segments};
 use crate::names;
+use crate::runs::Runs;
 
 /// Bytes of pieces that become one object.
 const PART_BYTES: usize = 4 << 20;
@@ -29,7 +30,7 @@ pub(crate) struct MapWriter {
     /// Those that wait for their segments.
     waiting: VecDeque<Vec<PlacedRun>>,
     pieces: Vec<Option<PieceRef>>,
-    used: BTreeMap<PushId, BTreeSet<u32>>,
+    used: BTreeMap<PushId, Runs>,
     part: u32,
     bytes: Vec<u8>,
 }
@@ -84,10 +85,8 @@ impl MapWriter {
             };
             self.waiting.pop_front();
             for segment in piece.segments() {
-                self.used
-                    .entry(segment.push)
-                    .or_default()
-                    .insert(segment.number);
+                let runs = self.used.entry(segment.push).or_default();
+                runs.add(segment.number, segment.number);
             }
             let placed = self.place(&piece);
             self.pieces.push(placed);
@@ -170,36 +169,18 @@ impl MapWriter {
         }
         manifest.pieces = self.pieces;
         let used = self.used.into_iter();
-        let used = used.map(|(push, numbers)| UsedSegments {
+        let used = used.map(|(push, runs)| UsedSegments {
             push,
-            numbers: runs_of(&numbers),
+            numbers: runs.iter().collect(),
         });
         manifest.segments = used.collect();
         Ok(())
     }
 }
 
-fn runs_of(numbers: &BTreeSet<u32>) -> Vec<(u32, u32)> {
-    let mut runs = Vec::<(u32, u32)>::new();
-    for &number in numbers {
-        match runs.last_mut() {
-            Some((_, last)) if *last + 1 == number => *last = number,
-            _ => runs.push((number, number)),
-        }
-    }
-    runs
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_are_told_in_runs() {
-        let numbers = BTreeSet::from([0, 1, 2, 5, 7, 8]);
-        assert_eq!(runs_of(&numbers), [(0, 2), (5, 5), (7, 8)]);
-        assert_eq!(runs_of(&BTreeSet::new()), []);
-    }
 
     #[test]
     fn neighbours_become_one_run() {

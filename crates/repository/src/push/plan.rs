@@ -137,7 +137,7 @@ impl<'a> Plan<'a> {
         let until = until.min(self.chunks.end);
         let (span, chunks) = match changed {
             true => self.look_at_disk(until).await?,
-            false => self.keep(until),
+            false => self.keep(until).await?,
         };
         self.chunks.start += u64::from(chunks);
         Ok(Some(span))
@@ -151,37 +151,58 @@ impl<'a> Plan<'a> {
         })
     }
 
-    fn keep(&self, until: u64) -> (Span, u32) {
-        let chunks = (until - self.chunks.start) as u32;
-        let span = match &self.kept {
-            None => Span::Zeroes(chunks),
-            Some(piece) => Span::Kept {
+    /// What has not changed is as in the base; but where the disk knows of zeroes there are some,
+    /// whatever says that nothing has changed (a disk that was cut off and has grown again, say).
+    async fn keep(&self, until: u64) -> Result<(Span, u32)> {
+        let Some(piece) = &self.kept else {
+            let chunks = (until - self.chunks.start) as u32;
+            return Ok((Span::Zeroes(chunks), chunks));
+        };
+        let (is_zero, chunks) = self.zeroes_or_not(until).await?;
+        let chunks = chunks as u32;
+        let span = match is_zero {
+            true => Span::Zeroes(chunks),
+            false => Span::Kept {
                 piece: piece.clone(),
                 first: (self.chunks.start - self.piece * PIECE_CHUNKS) as u32,
                 chunks,
             },
         };
-        (span, chunks)
+        Ok((span, chunks))
     }
 
     async fn look_at_disk(&self, until: u64) -> Result<(Span, u32)> {
         let chunk = self.chunks.start;
+        let (is_zero, chunks) = self.zeroes_or_not(until).await?;
+        if is_zero {
+            return Ok((Span::Zeroes(chunks as u32), chunks as u32));
+        }
+        let chunks = chunks.min(READ_CHUNKS) as u32;
+        Ok((Span::Read { chunk, chunks }, chunks))
+    }
+
+    /// How many chunks before `until` the disk knows to be zeroes, or else does not.
+    async fn zeroes_or_not(&self, until: u64) -> Result<(bool, u64)> {
+        let chunk = self.chunks.start;
         let start = chunk * CHUNK_BYTES;
         let len_bytes = (until * CHUNK_BYTES).min(self.disk_bytes) - start;
         let extent = self.disk.block_status(start, len_bytes, u32::MAX).await?;
-        let to_the_end = extent.len_bytes >= len_bytes;
-        let whole = match to_the_end {
+        let whole = match extent.len_bytes >= len_bytes {
             true => until - chunk,
             false => extent.len_bytes / CHUNK_BYTES,
         };
-        if extent.kind.is_zero() && whole > 0 {
-            return Ok((Span::Zeroes(whole as u32), whole as u32));
-        }
-        // A chunk that begins with zeroes is read whole.
-        let begun = extent.len_bytes.div_ceil(CHUNK_BYTES).min(until - chunk);
-        let begun = if extent.kind.is_zero() { 1 } else { begun };
-        let chunks = begun.min(READ_CHUNKS) as u32;
-        Ok((Span::Read { chunk, chunks }, chunks))
+        Ok(match extent.kind.is_zero() {
+            true if whole > 0 => (true, whole),
+            // A chunk that begins with zeroes.
+            true => (false, 1),
+            false => (
+                false,
+                extent
+                    .len_bytes
+                    .div_ceil(CHUNK_BYTES)
+                    .clamp(1, until - chunk),
+            ),
+        })
     }
 }
 

@@ -240,3 +240,49 @@ fn removing_a_tag_ends_a_push_to_it() {
     assert_eq!(slow.finish().unwrap_err().kind(), ErrorKind::Changed);
     check(&store);
 }
+
+#[test]
+fn a_removal_that_was_killed_brings_nothing_back() {
+    let store = Shared::default();
+    pushing(&store, 1, "one", 0, 3).finish().unwrap();
+    let removal = Running::new(&store, 1001, |repository| async move {
+        let options = PruneOptions {
+            holder: holder("gone"),
+            ..PruneOptions::default()
+        };
+        remove_tag(&repository, &tag("one"), &options).await
+    });
+    // It has said that the tag is removed, and is killed before it does the rest.
+    removal.run_until_it_makes("tags/one/0000000001");
+    removal.executor.close();
+    store.lock().forget(1001);
+    let collecting = Running::new(&store, 1000, |repository| async move {
+        let options = GcOptions {
+            break_lock: true,
+            ..GcOptions::default()
+        };
+        gc(&repository, &options).await
+    });
+    assert!(collecting.finish().unwrap().removed > 0);
+    pushing(&store, 2, "one", 10, 3).finish().unwrap();
+    store.lock().pass(40 * 86_400);
+    for _ in 0..2 {
+        let pruning = Running::new(&store, 1003, |repository| async move {
+            let keep = Keep {
+                newest: Some(1),
+                within: None,
+            };
+            prune(&repository, &keep, &PruneOptions::default()).await
+        });
+        assert_eq!(pruning.finish().unwrap().len(), 0);
+        check(&store);
+        let listing = Running::new(&store, 1004, |repository| async move {
+            repository.disks().await
+        });
+        let disks = listing.finish().unwrap();
+        assert_eq!(
+            disks.iter().map(|disk| disk.number).collect::<Vec<_>>(),
+            [3]
+        );
+    }
+}

@@ -173,6 +173,16 @@ impl Store {
         true
     }
 
+    /// What a client has asked for never comes to the store.
+    pub fn forget(&mut self, client: usize) {
+        self.pending.retain(|pending| pending.client != client);
+    }
+
+    /// Time passes.
+    pub fn pass(&mut self, seconds: u64) {
+        self.clock += seconds;
+    }
+
     /// A client is gone. What it has asked for may still come to the store.
     pub fn kill(&mut self, client: usize, random: &mut fastrand::Rng) {
         let of_client = |pending: &Pending| pending.client == client && pending.reply.is_some();

@@ -123,7 +123,7 @@ async fn push_disk(
     };
     let device = open_device(spec, &flags).await;
     let device = device.map_err(|error| open_failure(&spec.name, &error))?;
-    let pushed = push_open(command, &device, named, arguments).await;
+    let pushed = push_open(command, spec, &device, named, arguments).await;
     let closed = device.close().await;
     let pushed = pushed?;
     closed?;
@@ -133,6 +133,7 @@ async fn push_disk(
 
 async fn push_open(
     command: Command<'_>,
+    spec: &ImageSpec,
     device: &Arc<dyn BlockDevice>,
     named: &Named,
     arguments: &Arguments,
@@ -142,9 +143,18 @@ async fn push_open(
     let mut options = PushOptions::new(named.disk.tag.clone())?;
     options.level = arguments.level.unwrap_or(options.level);
     options.take_over = arguments.take_over;
-    options.since = since(device, &repository, named, tracking.as_ref(), arguments).await?;
+    options.since = since(
+        spec,
+        device,
+        &repository,
+        tracking.as_ref(),
+        (named, arguments),
+    )
+    .await?;
     let track = match (arguments.track, &tracking) {
         (false, _) => None,
+        // An image of no length can hold none, and nothing can change.
+        _ if device.size_bytes() == 0 => None,
         (true, Some(tracking)) => Some(tracking),
         (true, None) => return fail("--track needs a disk in qcow2, which can hold bitmaps"),
     };
@@ -170,11 +180,11 @@ async fn push_open(
 
 /// What has changed since when, as far as that is known.
 async fn since(
+    spec: &ImageSpec,
     device: &Arc<dyn BlockDevice>,
     repository: &Repository,
-    named: &Named,
     tracking: Option<&Tracking>,
-    arguments: &Arguments,
+    (named, arguments): (&Named, &Arguments),
 ) -> Result<Option<Since>, Failure> {
     if arguments.full {
         return Ok(None);
@@ -187,7 +197,7 @@ async fn since(
                 named.disk
             ));
         };
-        let dirty = dirty_of(&**device, bitmap).await?;
+        let dirty = dirty_of(spec, &**device, bitmap).await?;
         return Ok(Some(since_push(disk_name(&manifest), manifest.push, dirty)));
     }
     let base = match &arguments.since {

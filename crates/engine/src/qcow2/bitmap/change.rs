@@ -156,6 +156,10 @@ impl Image {
             let why = "Cannot store dirty bitmaps in qcow2 v2 files";
             return Err(cannot(why.to_owned()));
         }
+        // QEMU opens no image with a bitmap whose table is empty.
+        if self.size_bytes() == 0 {
+            return Err(cannot("The disk has no length".to_owned()));
+        }
         let granularity_bits = granularity.trailing_zeros() as u8;
         if granularity_bits > limits::MAX_BITMAP_GRANULARITY_BITS {
             let most = 1u64 << limits::MAX_BITMAP_GRANULARITY_BITS;
