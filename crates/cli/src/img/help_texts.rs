@@ -1,6 +1,7 @@
 //! What `--help` tells of each subcommand: how it is called, in QEMU's notation (which
 //! scripts search), and what its arguments mean.
 
+use super::help_arguments::*;
 use super::repository::help_texts as repository;
 
 /// The help of a subcommand.
@@ -13,25 +14,6 @@ pub struct Text {
     /// What else there is to know.
     pub closing: &'static str,
 }
-
-/// An argument and what it does.
-pub type Argument = (&'static str, &'static str);
-
-pub const FORMAT: Argument = ("-f, --format FMT", "the format of FILENAME");
-pub const IMAGE_OPTS: Argument = (
-    "--image-opts",
-    "FILENAME is a list of options, not a name (excludes --format)",
-);
-pub const OBJECT: Argument = ("--object OBJDEF", "an object, such as a secret with a key");
-pub const QUIET: Argument = ("-q, --quiet", "print errors only");
-pub const PROGRESS: Argument = ("-p, --progress", "show how far it is");
-const CACHE: Argument = ("-t, --cache CACHE", "cache mode of FILENAME (writeback)");
-const SHARE: Argument = ("-U, --force-share", "others may write meanwhile");
-const OUTPUT: Argument = (
-    "--output human|json",
-    "for people (the default) or for programs",
-);
-const FILENAME: Argument = ("FILENAME", "the image, or its options with --image-opts");
 
 /// The help of the subcommand called `name`.
 pub fn of(name: &str) -> Option<&'static Text> {

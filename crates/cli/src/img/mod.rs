@@ -18,6 +18,7 @@ mod create;
 mod dd;
 mod describe;
 mod help;
+mod help_arguments;
 mod help_texts;
 mod human;
 mod info;

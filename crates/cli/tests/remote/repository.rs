@@ -118,6 +118,12 @@ fn there_and_back(ours: &Ours<'_>, repository: &str) {
         ours.verify(repository)["problems"],
         Value::Array(Vec::new())
     );
+    what_is_old_goes(ours, repository, vm);
+}
+
+/// Refusals, and removals.
+fn what_is_old_goes(ours: &Ours<'_>, repository: &str, vm: &str) {
+    let disk = "www/disk.qcow2";
     ours.refused(&["open", vm, "overlay.qcow2"], "is there already");
     ours.refused(
         &["pull", &format!("{vm}@9"), "x"],
@@ -383,22 +389,8 @@ fn damage_is_named_and_nothing_of_it_is_given_out() {
     assert!(left.into_iter().all(|name| !name.contains("pull-")));
 }
 
-#[test]
-fn a_disk_in_use_is_pushed_through_a_snapshot() {
-    let place = Place::with_disk();
-    let ours = Ours {
-        place: &place,
-        gateway: None,
-    };
-    let disk = "www/disk.qcow2";
-    ours.good(&["push", disk, "r:vm"]);
-    place.good("qemu-img", &["bitmap", "--add", disk, "b"]);
-    place.good("qemu-io", &["-c", "write -P 5 10M 64k", disk]);
-    place.good(
-        "qemu-img",
-        &["create", "-q", "-f", "qcow2", "tmp.qcow2", "64M"],
-    );
-    let socket = place.path("live.sock").display().to_string();
+/// Serves a disk to a guest, and a snapshot of it with its bitmap.
+fn serve_snapshot(place: &Place, socket: &str) -> super::server::Killed {
     let mut daemon = Command::new(env!("CARGO_BIN_EXE_vellum"));
     daemon.arg("daemon").current_dir(place.folder.path());
     for words in [
@@ -435,12 +427,32 @@ fn a_disk_in_use_is_pushed_through_a_snapshot() {
         daemon.args(words);
     }
     let daemon = daemon.stdin(Stdio::null()).spawn().expect("our daemon");
-    let _daemon = super::server::Killed(daemon);
+    let daemon = super::server::Killed(daemon);
     let until = std::time::Instant::now() + Duration::from_secs(20);
     while !place.path("live.pid").exists() {
         assert!(std::time::Instant::now() < until, "no daemon");
         std::thread::sleep(Duration::from_millis(10));
     }
+    daemon
+}
+
+#[test]
+fn a_disk_in_use_is_pushed_through_a_snapshot() {
+    let place = Place::with_disk();
+    let ours = Ours {
+        place: &place,
+        gateway: None,
+    };
+    let disk = "www/disk.qcow2";
+    ours.good(&["push", disk, "r:vm"]);
+    place.good("qemu-img", &["bitmap", "--add", disk, "b"]);
+    place.good("qemu-io", &["-c", "write -P 5 10M 64k", disk]);
+    place.good(
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "tmp.qcow2", "64M"],
+    );
+    let socket = place.path("live.sock").display().to_string();
+    let _daemon = serve_snapshot(&place, &socket);
     fs::copy(place.path(disk), place.path("moment.qcow2")).expect("a copy");
     let guest = format!("nbd+unix:///disk?socket={socket}");
     // Not in the snapshot any more, inside and outside of what the bitmap has.

@@ -86,7 +86,7 @@ impl Store {
         let mut at = random.usize(..self.pending.len());
         // Every third client is slow, so that others come and go while it works.
         for _ in 0..6 {
-            if self.pending[at].client % 3 == 0 {
+            if self.pending[at].client.is_multiple_of(3) {
                 at = random.usize(..self.pending.len());
             }
         }

@@ -178,16 +178,18 @@ impl World {
             let mut found = HashMap::new();
             for (tag, numbers) in repository.numbers().await.expect("no faults here") {
                 for number in numbers {
-                    let number = Some(number);
                     let tag = tag.clone();
-                    let name = DiskName { tag, number };
+                    let name = DiskName {
+                        tag,
+                        number: Some(number),
+                    };
                     let there = repository.look_for(&name).await.expect("no faults here");
                     if let Some(manifest) = there {
                         let push = manifest.push;
                         let disk = RepositoryStorage::of(&repository, manifest);
                         let bytes = read(&*disk).await.expect("it is whole");
                         assert!(bytes == bytes_of(&contents[&push]), "seed {seed}: {name}");
-                        found.insert((name.tag.to_string(), number.unwrap()), push);
+                        found.insert((name.tag.to_string(), number), push);
                     }
                 }
             }

@@ -1,6 +1,7 @@
 //! What `--help` tells of `push`, `pull`, `open` and `repo`.
 
-use super::super::help_texts::{Argument, FORMAT, IMAGE_OPTS, OBJECT, PROGRESS, QUIET, Text};
+use super::super::help_arguments::{Argument, FORMAT, IMAGE_OPTS, OBJECT, PROGRESS, QUIET};
+use super::super::help_texts::Text;
 
 const REPOSITORY: Argument = (
     "REPOSITORY",
