@@ -23,12 +23,14 @@ mod human;
 mod info;
 mod map;
 mod measure;
+mod note;
 mod rebase;
 mod resize;
 mod resume;
 mod scrub;
 mod seal;
 pub mod snapshot;
+mod transfer;
 mod unfinished;
 mod verify;
 
@@ -121,6 +123,12 @@ const SUBCOMMANDS: &[Subcommand] = &[
         run: rebase::run,
     },
     Subcommand {
+        name: "receive",
+        about: "Apply what 'send' has written to a disk",
+        options: transfer::receive::options,
+        run: transfer::receive::run,
+    },
+    Subcommand {
         name: "resize",
         about: "Change the size of an image",
         options: resize::options,
@@ -139,6 +147,12 @@ const SUBCOMMANDS: &[Subcommand] = &[
         run: seal::run,
     },
     Subcommand {
+        name: "send",
+        about: "Write a disk, or what has changed of one, as a stream",
+        options: transfer::send::options,
+        run: transfer::send::run,
+    },
+    Subcommand {
         name: "snapshot",
         about: "Handle the snapshots of an image",
         options: snapshot::options,
@@ -153,7 +167,7 @@ const SUBCOMMANDS: &[Subcommand] = &[
 ];
 
 /// Subcommands that QEMU's program does not have.
-const OWN: [&str; 3] = ["scrub", "seal", "verify"];
+const OWN: [&str; 5] = ["receive", "scrub", "seal", "send", "verify"];
 
 /// The subcommands of a program that is called so.
 pub fn subcommands(is_own: bool) -> impl Iterator<Item = &'static Subcommand> {

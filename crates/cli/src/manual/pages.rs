@@ -70,9 +70,11 @@ static PAGES: &[(&str, Page)] = &[
     ("mount", MOUNT),
     ("nbd", NBD),
     ("rebase", page(REBASE)),
+    ("receive", page(RECEIVE)),
     ("resize", page(RESIZE)),
     ("scrub", SCRUB),
     ("seal", page(SEAL)),
+    ("send", page(SEND)),
     ("serve", SERVE),
     ("snapshot", page(SNAPSHOT)),
     ("verify", VERIFY),
@@ -458,6 +460,21 @@ const REBASE: &[Example] = &[
     ),
 ];
 
+const RECEIVE: &[Example] = &[
+    (
+        "vellum receive disk.qcow2 < disk.stream",
+        "a new disk, or the changes of one that is there",
+    ),
+    (
+        "vellum receive -O raw disk.raw < disk.stream",
+        "the same in another format",
+    ),
+    (
+        "vellum receive --resume-token disk.qcow2",
+        "what 'send --resume' needs after a stream was cut off",
+    ),
+];
+
 const RESIZE: &[Example] = &[
     ("vellum resize disk.qcow2 +10G", "larger by so much"),
     (
@@ -506,6 +523,21 @@ const SEAL: &[Example] = &[
         "the hashes of a disk of any format in a file beside it",
     ),
     ("vellum seal --unseal base.qcow2", "let it be changed again"),
+];
+
+const SEND: &[Example] = &[
+    (
+        "vellum send disk.qcow2 | ssh host vellum receive disk.qcow2",
+        "a copy of the disk on another machine",
+    ),
+    (
+        "vellum send disk.qcow2 --since monday | ssh host vellum receive disk.qcow2",
+        "what the bitmap 'monday' calls dirty",
+    ),
+    (
+        "vellum send -o disk.stream disk.qcow2",
+        "a file to be received later",
+    ),
 ];
 
 const VERIFY: Page = Page {
