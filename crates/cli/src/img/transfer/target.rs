@@ -1,10 +1,12 @@
 //! The target of `receive`: which one a stream may be applied to, and how it is made and opened.
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
 use vellum::BlockDevice;
-use vellum_control::create::{self};
+use vellum_control::create;
+use vellum_control::create_options::CreateSettings;
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, encryption, open_device};
 use vellum_format::stream::Header;
 
@@ -192,9 +194,29 @@ async fn begin_new(
         return fail("What is received is one file: it has no backing file and no data file");
     }
     settings.set("size", &header.size_bytes.to_string())?;
-    make_target(&name, format, &settings).await?;
-    let target = open(&name, format, header, options).await?;
-    state.begin(Receiving::new(header, format, true, &name)?)?;
+    let begun = make_and_begin(state, &name, format, &settings, header, options).await;
+    if begun.is_err() && state.receiving.is_none() {
+        // Nobody knows of it. The first error is the one to tell.
+        let _ = std::fs::remove_file(&name);
+    }
+    begun
+}
+
+async fn make_and_begin(
+    state: &mut State,
+    name: &str,
+    format: &str,
+    settings: &CreateSettings,
+    header: &Header,
+    options: &TargetOptions,
+) -> Result<Arc<dyn BlockDevice>, Failure> {
+    make_target(name, format, settings).await?;
+    let path = Path::new(name);
+    // Without locks: nothing is read or changed.
+    let durable = File::open(path).and_then(|file| file.sync_all());
+    durable.or_else(|error| cannot("sync", path, &error))?;
+    let target = open(name, format, header, options).await?;
+    state.begin(Receiving::new(header, format, true, name)?)?;
     Ok(target)
 }
 
