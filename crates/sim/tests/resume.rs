@@ -234,7 +234,7 @@ async fn stream(how: How, source: &Arc<dyn BlockDevice>, start_bytes: u64) -> (H
             });
         }
         at += len_bytes;
-        if at / RECORD_BYTES % 20 == 0 {
+        if (at / RECORD_BYTES).is_multiple_of(20) {
             let record = Record::Checkpoint { offset_bytes: at };
             bytes.extend(writer.head(&record).expect("a sound record"));
         }

@@ -1,4 +1,4 @@
-//! A disk, or what has changed of one, as a stream of bytes (FORMAT.md, section 8). Vellum's own.
+//! A disk, or what has changed of one, as a stream of bytes (FORMAT.md, section 9c). Vellum's own.
 //!
 //! ```text
 //! stream | header | record | record | ... | end record |

@@ -19,9 +19,20 @@ mod source;
 mod state;
 mod target;
 
+use std::fs::File;
+
 use vellum_format::stream::{Header, StreamId};
 
 use super::command::{Failure, fail};
+
+/// Pieces on their way between two programs: fewer turns than with the 64 KiB that pipes have.
+const PIPE_BYTES: usize = 1 << 20;
+
+/// Widens a pipe, if it is one and may be so wide.
+fn widen(pipe: &File) {
+    // It only takes longer otherwise.
+    let _ = rustix::pipe::fcntl_setpipe_size(pipe, PIPE_BYTES);
+}
 
 /// The name that people see of a stream.
 fn id_text(id: StreamId) -> String {

@@ -20,9 +20,9 @@ use super::super::command::{
 use super::super::common::{self, CommonArgs};
 use super::super::create::{add_options, print_option_help};
 use super::super::help;
-use super::id_text;
 use super::state::{State, partial};
 use super::target::{TargetOptions, ready};
+use super::{id_text, widen};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::progress::Progress;
 use crate::size::human;
@@ -235,8 +235,9 @@ struct StandardInput(File);
 impl StandardInput {
     fn new() -> Result<StandardInput, Failure> {
         let input = std::io::stdin().as_fd().try_clone_to_owned();
-        let input = input.map_err(|error| reading(&error))?;
-        Ok(StandardInput(input.into()))
+        let input = File::from(input.map_err(|error| reading(&error))?);
+        widen(&input);
+        Ok(StandardInput(input))
     }
 
     /// What the stream begins with.

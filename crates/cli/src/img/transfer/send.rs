@@ -24,7 +24,7 @@ use super::super::command::{
 use super::super::common::{self, CommonArgs};
 use super::super::note::cannot;
 use super::super::{help, snapshot};
-use super::{id_text, parse_header, parse_id, source};
+use super::{id_text, parse_header, parse_id, source, widen};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::progress::Progress;
 use crate::report;
@@ -289,9 +289,10 @@ fn output(file: Option<&str>) -> Result<File, Failure> {
     let Some(name) = file else {
         // Without the buffer of the standard library, which looks for ends of lines.
         let duplicate = std::io::stdout().as_fd().try_clone_to_owned();
-        return duplicate
-            .map(File::from)
-            .or_else(|error| fail(writing(&error)));
+        let output = duplicate.map(File::from);
+        let output = output.or_else(|error| fail(writing(&error)))?;
+        widen(&output);
+        return Ok(output);
     };
     let path = Path::new(name);
     File::create_new(path).or_else(|error| match error.kind() {
