@@ -69,6 +69,7 @@ static PAGES: &[(&str, Page)] = &[
     ("measure", page(MEASURE)),
     ("mount", MOUNT),
     ("nbd", NBD),
+    ("oci", OCI),
     ("rebase", page(REBASE)),
     ("receive", page(RECEIVE)),
     ("resize", page(RESIZE)),
@@ -443,6 +444,28 @@ const SERVE: Page = Page {
         ),
     ],
     exits: &[("0", "ended by a signal, or unmounted"), FAILED],
+};
+
+const OCI: Page = Page {
+    usage: &[
+        "push [OPTIONS] DISK REGISTRY/NAME:TAG",
+        "pull [OPTIONS] REGISTRY/NAME:TAG DISK",
+    ],
+    examples: &[
+        (
+            "vellum oci push disk.qcow2 registry.example.org/vms/debian:13",
+            "an image for KubeVirt's containerDisk",
+        ),
+        (
+            "vellum oci pull quay.io/containerdisks/fedora:latest disk.qcow2",
+            "the disk of one",
+        ),
+        (
+            "vellum oci push --plain-http disk.qcow2 localhost:5000/test:1",
+            "into a registry on this machine",
+        ),
+    ],
+    exits: USUAL,
 };
 
 const REBASE: &[Example] = &[

@@ -122,7 +122,7 @@ fn sources_that_cannot_be_sent_are_refused() {
     refused("$VELLUM send --since monday src | cat", "inconsistent");
     // And one that is at work is not disturbed.
     refused(
-        "coproc qemu-io src; read -r -n 8 -u ${COPROC[0]}; $VELLUM send src | cat",
+        "coproc qemu-io src; read -r -n 8 -u ${COPROC[0]}; $VELLUM send src | cat; exit $?",
         "lock",
     );
 }

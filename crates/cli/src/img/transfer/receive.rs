@@ -140,8 +140,11 @@ fn print_token(disk: &str) -> Outcome {
 }
 
 async fn receive_disk(command: Command<'_>, arguments: &Arguments, disk: &str) -> Outcome {
+    // Before the note is taken: whoever sends may have to look at it first, for a token.
+    let mut input = StandardInput::new()?;
+    let header = input.header().await?;
     let mut state = State::claim(disk)?;
-    let outcome = apply(command, arguments, disk, &mut state).await;
+    let outcome = apply(command, arguments, disk, (&header, &mut input), &mut state).await;
     let receiving = state.receiving.clone();
     state.give_back();
     let Err(failure) = outcome else {
@@ -164,12 +167,11 @@ async fn apply(
     command: Command<'_>,
     arguments: &Arguments,
     disk: &str,
+    (header, input): (&Header, &mut StandardInput),
     state: &mut State,
 ) -> Result<(), Failure> {
-    let mut input = StandardInput::new()?;
-    let header = input.header().await?;
-    let target = ready(state, disk, &header, &arguments.target).await?;
-    let applied = apply_records(command, arguments, &header, &mut input, &target, state).await;
+    let target = ready(state, disk, header, &arguments.target).await?;
+    let applied = apply_records(command, arguments, header, input, &target, state).await;
     let closed = target.close().await;
     applied?;
     closed.map_err(|error| {
