@@ -460,10 +460,6 @@ const OCI: Page = Page {
             "vellum oci pull quay.io/containerdisks/fedora:latest disk.qcow2",
             "the disk of one",
         ),
-        (
-            "vellum oci push --plain-http disk.qcow2 localhost:5000/test:1",
-            "into a registry on this machine",
-        ),
     ],
     exits: USUAL,
 };

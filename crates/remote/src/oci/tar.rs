@@ -328,7 +328,7 @@ mod tests {
         assert!(number(&[0xff; 12]).is_err() && number(b"9").is_err());
         let records = pax_records(b"14 path=disk/a\n".as_slice());
         assert!(records.is_err(), "the length is wrong");
-        let records = pax_records(b"15 path=disk/a\n16 size=12345678\n").unwrap();
+        let records = pax_records(b"15 path=disk/a\n17 size=12345678\n").unwrap();
         assert_eq!(records[0], (b"path".to_vec(), b"disk/a".to_vec()));
         assert_eq!(records.len(), 2);
         for wrong in [&b"99 a=b\n"[..], b"x", b"5 ab\n", b"0 a=b\n", b"6 a=bc\n"] {

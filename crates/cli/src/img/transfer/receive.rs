@@ -95,6 +95,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let Some(common) = parsed else {
         return help::subcommand(command);
     };
+    arguments.target.quiet = common.quiet;
     arguments.common = common;
     let target = &arguments.target;
     if target.create_options.as_deref().is_some_and(asks_for_help) {

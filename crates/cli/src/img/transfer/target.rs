@@ -28,6 +28,7 @@ pub struct TargetOptions {
     /// `-n`: a whole disk goes into an image that is there.
     pub no_create: bool,
     pub force: bool,
+    pub quiet: bool,
 }
 
 const DEFAULT_FORMAT: &str = "qcow2";
@@ -104,7 +105,9 @@ async fn go_on(
     if receiving.format == "qcow2" {
         give_back_leaks(&name).await?;
     }
-    report::info(format_args!("going on at {}", human(header.start_bytes)));
+    if !options.quiet {
+        report::info(format_args!("going on at {}", human(header.start_bytes)));
+    }
     open(&name, &receiving.format, header, options).await
 }
 
