@@ -5,6 +5,8 @@
 pub mod checksums;
 #[path = "decoders/seal.rs"]
 pub mod seal;
+#[path = "decoders/stream.rs"]
+pub mod stream;
 
 use vellum_format::bitmap::{self, BitmapDirectoryEntry, BitmapTableEntry};
 use vellum_format::crypto::{CryptMethod, EncryptionHeaderPointer};
@@ -22,7 +24,7 @@ use vellum_format::{
 pub type Check = fn(&[u8]);
 
 /// Every check with the name of its fuzz target and corpus.
-pub const ALL: [(&str, Check); 17] = [
+pub const ALL: [(&str, Check); 18] = [
     ("header", check_header),
     ("extensions", check_extensions),
     ("l1_table", check_l1_table),
@@ -37,6 +39,7 @@ pub const ALL: [(&str, Check); 17] = [
     ("luks_header", check_luks_header),
     ("checksums", checksums::check),
     ("seal", seal::check),
+    ("stream", stream::check),
     ("write_log_extension", check_write_log_extension),
     ("write_log_superblock", check_write_log_superblock),
     ("write_log_record", check_write_log_record),

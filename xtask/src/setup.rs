@@ -65,6 +65,8 @@ const NEEDS: &[Need] = &[
     need(Probe::Program("nginx"), "nginx-light"),
     need(Probe::Program("openssl"), "openssl"),
     need(Probe::QemuModule("block-curl.so"), "qemu-block-extra"),
+    // Disks in a registry of containers.
+    need(Probe::Program("docker-registry"), "docker-registry"),
     // The suite of QEMU's own tests calls these.
     need(Probe::Program("python3"), "python3"),
     need(Probe::Program("bc"), "bc"),

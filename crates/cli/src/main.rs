@@ -21,6 +21,7 @@ mod manual;
 mod mount;
 mod nbd;
 mod object;
+mod oci;
 mod output;
 mod progress;
 mod report;
@@ -99,6 +100,7 @@ fn tool(name: &str) -> Option<Main> {
         "man" => |_, words| manual::man(&words),
         "mount" => mount::main,
         "nbd" => nbd::main,
+        "oci" => oci::main,
         "serve" => serve::main,
         _ => return None,
     })

@@ -41,6 +41,8 @@ pub mod minisign;
 mod nbd_name;
 mod node_bitmap;
 pub mod nodes;
+#[cfg(feature = "oci")]
+pub mod oci;
 pub mod open;
 pub mod options;
 pub mod overlay;

@@ -35,6 +35,7 @@ pub mod luks;
 pub mod refcount;
 pub mod seal;
 pub mod snapshot;
+pub mod stream;
 pub mod types;
 pub mod write_log;
 

@@ -4,7 +4,7 @@
 //! the target is known to hold already are policies on it; [`commit`] and [`rebase`] are
 //! two of them. [`compare`] and
 //! [`map`] walk devices the same way, extent by extent. Jobs on devices that are in use are
-//! in [`live`]; what may be asked of a job while it runs is in [`job`].
+//! in [`live`]; [`transfer`] makes a stream of a device and back; what may be asked of a job while it runs is in [`job`].
 //!
 //! Invariants:
 //! - Jobs know devices, never image formats.
@@ -27,6 +27,7 @@ mod scan;
 mod scope;
 mod sequencer;
 pub mod sparse;
+pub mod transfer;
 mod window;
 mod worker_lanes;
 

@@ -1,5 +1,5 @@
 //! Images on other machines as storages: [`RemoteStorage`], files of web servers and objects of
-//! object stores, to be read.
+//! object stores, to be read; and disks in registries of containers, to be got and put as a whole.
 //!
 //! Only `control` uses this crate, in its feature `remote`. What speaks the protocols are crates
 //! that want tokio; that runs on threads of this crate's own, and lanes wait for what it has
@@ -20,6 +20,8 @@ mod fetch;
 mod http;
 #[cfg(feature = "s3")]
 mod object;
+#[cfg(feature = "oci")]
+pub mod oci;
 mod runtime;
 mod storage;
 mod streams;

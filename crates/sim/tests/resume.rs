@@ -1,8 +1,8 @@
 //! Copies that the power ends, and that are gone on with: whatever the moment, and however
 //! often, the target ends as if nothing had happened.
 //!
-//! What says how far a copy is (the journal of `convert --journal`) is a number that is
-//! there as soon as it is told, or, after one cut in four, the one before it.
+//! What says how far a copy is (the journal of `convert --journal`, the note of `receive`) is a number
+//! that is there as soon as it is told, or, after one cut in four, the one before it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -14,8 +14,10 @@ use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{OpenOptions, Qcow2};
 use vellum::raw::{Raw, RawOptions};
 use vellum::{BlockDevice, Buffer};
+use vellum_format::stream::{Header, Record, StreamId, Writer, payload_hash};
 use vellum_jobs::copy::{CopyOptions, Silent};
 use vellum_jobs::resume::copy_in_pieces;
+use vellum_jobs::transfer::{Input, ReceiveOptions, receive};
 use vellum_sim::cut::PowerCut;
 use vellum_sim::disk::{Disk, Mode};
 use vellum_sim::disk_bugs::DiskBug;
@@ -33,6 +35,17 @@ const SIZE_BYTES: u64 = 2 * PIECE_BYTES + (512 << 10) + 1024;
 enum Target {
     Raw,
     Qcow2 { cluster_bits: u32, compress: bool },
+}
+
+/// What makes the copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// `convert --journal`
+    Pieces,
+    /// `receive` of a whole disk.
+    Stream,
+    /// `receive` of what has changed: all of it.
+    Changes,
 }
 
 /// A disk with data here and there, some of it zeroes, more around the ends of pieces.
@@ -104,7 +117,7 @@ struct Machine {
 /// Goes on with a copy, in an order of `seed`; calls `at_step` before each step.
 fn go_on(
     machine: &Machine,
-    kind: Target,
+    (how, kind): (How, Target),
     source: &SparseBytes,
     seed: u64,
     bug: Option<DiskBug>,
@@ -125,26 +138,24 @@ fn go_on(
             }
         }
         let target = open(kind, storage.clone()).await;
-        let options = CopyOptions {
-            target_is_zero: true,
-            start_bytes,
-            len_bytes: Some(SIZE_BYTES),
-            compressed_clusters_bytes: match kind {
-                Target::Qcow2 {
-                    cluster_bits,
-                    compress: true,
-                } => Some(1 << cluster_bits),
-                _ => None,
-            },
-            ..CopyOptions::default()
-        };
         let done = |bytes| {
             told.borrow_mut().push(bytes);
             Ok::<(), String>(())
         };
-        let copied =
-            copy_in_pieces(&[source], &target, &options, PIECE_BYTES, &mut Silent, done).await;
-        copied.map_err(|error| format!("copy: {error:?}"))?;
+        match how {
+            How::Pieces => copy_pieces(kind, source, &target, start_bytes, done).await?,
+            How::Stream | How::Changes => {
+                let options = ReceiveOptions {
+                    parallel: 4,
+                    target_is_zero: how == How::Stream,
+                };
+                let (header, mut records) = stream(how, &source, start_bytes).await;
+                let received = receive(&header, &mut records, &target, &options, done, |_| ());
+                received
+                    .await
+                    .map_err(|error| format!("receive: {error:?}"))?;
+            }
+        }
         target
             .close()
             .await
@@ -161,6 +172,94 @@ fn go_on(
     done.expect("nobody stopped it")?;
     runtime.finish_all();
     Ok(disk.contents(0))
+}
+
+async fn copy_pieces(
+    kind: Target,
+    source: Arc<dyn BlockDevice>,
+    target: &Arc<dyn BlockDevice>,
+    start_bytes: u64,
+    done: impl FnMut(u64) -> Result<(), String>,
+) -> Result<(), String> {
+    let options = CopyOptions {
+        target_is_zero: true,
+        start_bytes,
+        len_bytes: Some(SIZE_BYTES),
+        compressed_clusters_bytes: match kind {
+            Target::Qcow2 {
+                cluster_bits,
+                compress: true,
+            } => Some(1 << cluster_bits),
+            _ => None,
+        },
+        ..CopyOptions::default()
+    };
+    let copied = copy_in_pieces(&[source], target, &options, PIECE_BYTES, &mut Silent, done).await;
+    copied.map_err(|error| format!("copy: {error:?}"))
+}
+
+/// The records of a stream of the source, from a place on, with many checkpoints.
+async fn stream(how: How, source: &Arc<dyn BlockDevice>, start_bytes: u64) -> (Header, Records) {
+    const RECORD_BYTES: u64 = 40 << 10;
+    let header = Header {
+        id: StreamId([1; 16]),
+        size_bytes: SIZE_BYTES,
+        incremental: how == How::Changes,
+        granularity_bytes: 512,
+        base: None,
+        start_bytes,
+        source: [0; 32],
+        bitmap: Vec::new(),
+    };
+    let mut writer = Writer::new(&header).expect("a sound header");
+    let mut bytes = Vec::new();
+    let mut at = start_bytes;
+    while at < SIZE_BYTES {
+        let len_bytes = RECORD_BYTES.min(SIZE_BYTES - at);
+        let read = source.read(at, Buffer::zeroed(len_bytes as usize)).await;
+        let data = read.expect("the source is sound");
+        let mut put = |record| bytes.extend(writer.head(&record).expect("a sound record"));
+        if !data.is_zero() {
+            put(Record::Data {
+                offset_bytes: at,
+                len_bytes: len_bytes as u32,
+                payload_bytes: len_bytes as u32,
+                hash: payload_hash(&data),
+            });
+            bytes.extend_from_slice(&data);
+        } else if how == How::Changes {
+            put(Record::Zeroes {
+                offset_bytes: at,
+                len_bytes,
+            });
+        }
+        at += len_bytes;
+        if (at / RECORD_BYTES).is_multiple_of(20) {
+            let record = Record::Checkpoint { offset_bytes: at };
+            bytes.extend(writer.head(&record).expect("a sound record"));
+        }
+    }
+    let records = writer.records();
+    let end = writer.head(&Record::End { records });
+    bytes.extend(end.expect("a sound record"));
+    (header, Records { bytes, at: 0 })
+}
+
+struct Records {
+    bytes: Vec<u8>,
+    at: usize,
+}
+
+impl Input for Records {
+    type Error = ();
+
+    async fn fill(&mut self, buffer: &mut [u8]) -> Result<usize, ()> {
+        let left = &self.bytes[self.at..];
+        let len = buffer.len().min(left.len());
+        buffer[..len].copy_from_slice(&left[..len]);
+        self.at += len;
+        Ok(len)
+    }
 }
 
 /// The target must be whole, and hold what the source holds.
@@ -199,7 +298,7 @@ fn verify(target: SparseBytes, kind: Target, source: &SparseBytes) -> Result<(),
 }
 
 /// Makes copies of some seeds whose power fails at many moments, and goes on with each.
-fn interrupt(kind: Target, bug: Option<&DiskBug>, seeds: u64) -> Result<u64, String> {
+fn interrupt((how, kind): (How, Target), bug: Option<&DiskBug>, seeds: u64) -> Result<u64, String> {
     let mut cuts = 0;
     for seed in 0..seeds {
         let mut rng = Rng::new(seed);
@@ -218,7 +317,14 @@ fn interrupt(kind: Target, bug: Option<&DiskBug>, seeds: u64) -> Result<u64, Str
                 let mut note = |point: CutPoint, journal: &[u64]| {
                     points.push((point, journal.to_vec()));
                 };
-                let ended = go_on(machine, kind, &source, schedule, bug.cloned(), &mut note)?;
+                let ended = go_on(
+                    machine,
+                    (how, kind),
+                    &source,
+                    schedule,
+                    bug.cloned(),
+                    &mut note,
+                )?;
                 verify(ended, kind, &source).map_err(|why| format!("seed {seed}: {why}"))?;
                 // One that was at its end has nothing to write.
                 for _ in 0..if points.is_empty() { 0 } else { moments } {
@@ -234,7 +340,14 @@ fn interrupt(kind: Target, bug: Option<&DiskBug>, seeds: u64) -> Result<u64, Str
             machines = cut;
         }
         for machine in &machines {
-            let ended = go_on(machine, kind, &source, rng.next_u64(), None, &mut |_, _| ())?;
+            let ended = go_on(
+                machine,
+                (how, kind),
+                &source,
+                rng.next_u64(),
+                None,
+                &mut |_, _| (),
+            )?;
             verify(ended, kind, &source).map_err(|why| format!("seed {seed}: {why}"))?;
         }
     }
@@ -247,7 +360,11 @@ const QCOW2: Target = Target::Qcow2 {
 };
 
 fn survives(kind: Target) {
-    let cuts = interrupt(kind, None, 2).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
+    survives_by(How::Pieces, kind);
+}
+
+fn survives_by(how: How, kind: Target) {
+    let cuts = interrupt((how, kind), None, 2).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
     assert!(cuts > 2 * 8, "some are interrupted twice");
 }
 
@@ -277,11 +394,27 @@ fn a_compressed_target_ends_as_if_nothing_had_happened() {
     });
 }
 
+#[test]
+fn what_is_received_ends_as_if_nothing_had_happened() {
+    let small = Target::Qcow2 {
+        cluster_bits: 12,
+        compress: false,
+    };
+    for how in [How::Stream, How::Changes] {
+        for kind in [Target::Raw, QCOW2, small] {
+            survives_by(how, kind);
+        }
+    }
+}
+
 /// A journal that is ahead of what is durable is noticed.
 #[test]
 fn a_disk_that_does_not_flush_is_found_out() {
     let bug = DiskBug::no_flush(|_| true);
     for kind in [Target::Raw, QCOW2] {
-        assert!(interrupt(kind, Some(&bug), 8).is_err(), "{kind:?}");
+        for how in [How::Pieces, How::Stream, How::Changes] {
+            let found = interrupt((how, kind), Some(&bug), 8);
+            assert!(found.is_err(), "{how:?} {kind:?}");
+        }
     }
 }

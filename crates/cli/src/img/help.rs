@@ -55,6 +55,7 @@ pub fn tool(program: &str, subcommands: impl Iterator<Item = &'static Subcommand
              man - Write manual pages into a folder\n  \
              mount - Show the disk in an image as a regular file\n  \
              nbd - Serve an image over NBD (qemu-nbd)\n  \
+             oci - Put a disk into a registry of containers, or get one from there\n  \
              serve - Serve a disk over NBD, vhost-user and as a file, and print how to use it\n",
         );
     }

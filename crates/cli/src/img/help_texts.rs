@@ -1,8 +1,8 @@
 //! What `--help` tells of each subcommand: how it is called, in QEMU's notation (which
 //! scripts search), and what its arguments mean.
 
-use super::help_arguments::*;
-use super::repository::help_texts as repository;
+mod own;
+mod repository;
 
 /// The help of a subcommand.
 #[derive(Debug)]
@@ -14,6 +14,25 @@ pub struct Text {
     /// What else there is to know.
     pub closing: &'static str,
 }
+
+/// An argument and what it does.
+pub type Argument = (&'static str, &'static str);
+
+const FORMAT: Argument = ("-f, --format FMT", "the format of FILENAME");
+const IMAGE_OPTS: Argument = (
+    "--image-opts",
+    "FILENAME is a list of options, not a name (excludes --format)",
+);
+const OBJECT: Argument = ("--object OBJDEF", "an object, such as a secret with a key");
+const QUIET: Argument = ("-q, --quiet", "print errors only");
+const PROGRESS: Argument = ("-p, --progress", "show how far it is");
+const CACHE: Argument = ("-t, --cache CACHE", "cache mode of FILENAME (writeback)");
+const SHARE: Argument = ("-U, --force-share", "others may write meanwhile");
+const OUTPUT: Argument = (
+    "--output human|json",
+    "for people (the default) or for programs",
+);
+const FILENAME: Argument = ("FILENAME", "the image, or its options with --image-opts");
 
 /// The help of the subcommand called `name`.
 pub fn of(name: &str) -> Option<&'static Text> {
@@ -38,12 +57,14 @@ static TEXTS: &[(&str, Text)] = &[
     ("pull", repository::PULL),
     ("push", repository::PUSH),
     ("rebase", REBASE),
+    ("receive", own::RECEIVE),
     ("repo", repository::REPO),
     ("resize", RESIZE),
-    ("scrub", SCRUB),
-    ("seal", SEAL),
+    ("scrub", own::SCRUB),
+    ("seal", own::SEAL),
+    ("send", own::SEND),
     ("snapshot", SNAPSHOT),
-    ("verify", VERIFY),
+    ("verify", own::VERIFY),
 ];
 
 const AMEND: Text = Text {
@@ -465,68 +486,6 @@ const RESIZE: Text = Text {
     closing: "",
 };
 
-const SCRUB: Text = Text {
-    usage: "\
-[-f FMT | --image-opts] [--repair | --read-only] [-r RATE]
-        [-T CACHE_MODE] [--output FMT] [-p] [-q] [--object OBJDEF] FILENAME",
-    arguments: &[
-        QUIET,
-        PROGRESS,
-        FORMAT,
-        IMAGE_OPTS,
-        OUTPUT,
-        (
-            "-T, --cache CACHE_MODE",
-            "cache mode of FILENAME (writeback)",
-        ),
-        ("-r, --rate RATE", "read so many bytes in a second at most"),
-        (
-            "--repair",
-            "write what has changed on disk anew if the backing file has it",
-        ),
-        (
-            "--read-only",
-            "change nothing: what has no checksum gets none",
-        ),
-        OBJECT,
-        FILENAME,
-    ],
-    closing: "",
-};
-
-const SEAL: Text = Text {
-    usage: "\
-[-f FMT | --image-opts] [--key FILE [--password-secret ID]]
-        [--manifest FILE | --unseal] [-T CACHE_MODE] [-p] [-q]
-        [--object OBJDEF] FILENAME",
-    arguments: &[
-        QUIET,
-        PROGRESS,
-        FORMAT,
-        IMAGE_OPTS,
-        (
-            "-T, --cache CACHE_MODE",
-            "cache mode of FILENAME (writeback)",
-        ),
-        ("--key FILE", "sign with this secret key of minisign"),
-        (
-            "--password-secret ID",
-            "the secret object that holds the key's password",
-        ),
-        (
-            "--manifest FILE",
-            "write the hashes of all that a guest sees into FILE; FILENAME stays as it is",
-        ),
-        (
-            "--unseal",
-            "give the seal up, so that the image can be changed",
-        ),
-        OBJECT,
-        FILENAME,
-    ],
-    closing: "",
-};
-
 const SNAPSHOT: Text = Text {
     usage: "\
 [-f FMT | --image-opts] [-l | -a|-c|-d SNAPSHOT]
@@ -551,38 +510,4 @@ const SNAPSHOT: Text = Text {
         ("FILENAME", "the image, or its options with --image-opts"),
     ],
     closing: "-a takes the ID or the TAG of a snapshot, -d the TAG.\n",
-};
-
-const VERIFY: Text = Text {
-    usage: "\
-[-f FMT | --image-opts] [--manifest FILE] [--public-key FILE]
-        [--statement FILE] [-T CACHE_MODE] [-p] [-q] [-U]
-        [--output human|json] [--object OBJDEF] FILENAME",
-    arguments: &[
-        QUIET,
-        PROGRESS,
-        FORMAT,
-        IMAGE_OPTS,
-        (
-            "-T, --cache CACHE_MODE",
-            "cache mode of FILENAME (writeback)",
-        ),
-        SHARE,
-        OUTPUT,
-        (
-            "--manifest FILE",
-            "compare with this file of hashes instead of the seal in FILENAME",
-        ),
-        (
-            "--public-key FILE",
-            "the seal must be signed with the key of this file of minisign",
-        ),
-        (
-            "--statement FILE",
-            "write what is signed into FILE, and the signature into FILE.minisig",
-        ),
-        OBJECT,
-        FILENAME,
-    ],
-    closing: "Exit codes: 0 as it was sealed, 1 it could not be verified, 2 it differs.\n",
 };

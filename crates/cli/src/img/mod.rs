@@ -18,12 +18,12 @@ mod create;
 mod dd;
 mod describe;
 mod help;
-mod help_arguments;
 mod help_texts;
 mod human;
 mod info;
 mod map;
 mod measure;
+mod note;
 mod rebase;
 mod repository;
 mod resize;
@@ -31,6 +31,7 @@ mod resume;
 mod scrub;
 mod seal;
 pub mod snapshot;
+mod transfer;
 mod unfinished;
 mod verify;
 
@@ -141,6 +142,12 @@ const SUBCOMMANDS: &[Subcommand] = &[
         run: rebase::run,
     },
     Subcommand {
+        name: "receive",
+        about: "Apply what 'send' has written to a disk",
+        options: transfer::receive::options,
+        run: transfer::receive::run,
+    },
+    Subcommand {
         name: "repo",
         about: "List, verify and clean a repository",
         options: repository::repo::options,
@@ -165,6 +172,12 @@ const SUBCOMMANDS: &[Subcommand] = &[
         run: seal::run,
     },
     Subcommand {
+        name: "send",
+        about: "Write a disk, or what has changed of one, as a stream",
+        options: transfer::send::options,
+        run: transfer::send::run,
+    },
+    Subcommand {
         name: "snapshot",
         about: "Handle the snapshots of an image",
         options: snapshot::options,
@@ -179,7 +192,9 @@ const SUBCOMMANDS: &[Subcommand] = &[
 ];
 
 /// Subcommands that QEMU's program does not have.
-const OWN: [&str; 7] = ["open", "pull", "push", "repo", "scrub", "seal", "verify"];
+const OWN: [&str; 9] = [
+    "open", "pull", "push", "receive", "repo", "scrub", "seal", "send", "verify",
+];
 
 /// The subcommand of a name.
 fn subcommand(name: &str) -> Option<&'static Subcommand> {

@@ -18,15 +18,11 @@
 //! - Sources are known by place, length and time of change of every file of their chains.
 //!   What has no such time (a block device) is refused.
 
-use std::cell::RefCell;
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, Write};
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 use serde_json::{Value, json};
 use vellum::qcow2::check::{CheckOptions, Fix, repair};
 use vellum::{BlockDevice, Error, Storage};
@@ -39,6 +35,7 @@ use vellum_storage::{FileOptions, FileStorage};
 use super::command::{Command, Failure, Outcome, cache_mode, fail, open_failure};
 use super::convert::{copy_failure, copy_options, make_target, open_target, target_settings};
 use super::convert_args::Arguments;
+use super::note::Note;
 use super::unfinished::Unfinished;
 use crate::progress::Progress;
 use crate::size::human;
@@ -232,7 +229,7 @@ fn target_identity(name: &str) -> Option<Value> {
 }
 
 /// Gives back what an image that was not closed holds without use.
-async fn give_back_leaks(name: &str) -> Result<(), Failure> {
+pub(super) async fn give_back_leaks(name: &str) -> Result<(), Failure> {
     // With the locks of a writer: whoever else has the target open is in the way.
     let opened = FileStorage::open_patiently(name, &FileOptions::default()).await;
     let storage: Arc<dyn Storage> = opened.map_err(|error| open_failure(name, &error))?;
@@ -246,11 +243,7 @@ async fn give_back_leaks(name: &str) -> Result<(), Failure> {
 }
 
 /// The file that tells how far a copy is. It is locked by the one who makes the copy.
-struct Journal {
-    path: PathBuf,
-    /// The file that has the name now, and the lock.
-    file: RefCell<File>,
-}
+struct Journal(Note);
 
 /// What it says.
 struct Entry {
@@ -262,38 +255,18 @@ struct Entry {
 impl Journal {
     /// Takes the journal of a target, new and empty if there is none.
     fn claim(target: &str) -> Result<Journal, Failure> {
-        let path = PathBuf::from(format!("{target}.vellum-journal"));
-        let journal = |file| Journal {
-            path: path.clone(),
-            file: RefCell::new(file),
-        };
-        loop {
-            let file = open_locked(&path, File::options().create(true).truncate(false))
-                .or_else(|error| cannot("use", &path, &error))?;
-            let Some(file) = file else {
-                return fail(format!(
-                    "'{target}' is being made: somebody else is using '{}'",
-                    path.display()
-                ));
-            };
-            // Who had the lock before may have replaced or removed the file.
-            let has_name = file
-                .metadata()
-                .and_then(|own| Ok((own, std::fs::metadata(&path)?)))
-                .is_ok_and(|(own, named)| (own.dev(), own.ino()) == (named.dev(), named.ino()));
-            if has_name {
-                return Ok(journal(file));
-            }
+        let path = format!("{target}.vellum-journal");
+        match Note::claim(path.clone().into())? {
+            Some(note) => Ok(Journal(note)),
+            None => fail(format!(
+                "'{target}' is being made: somebody else is using '{path}'"
+            )),
         }
     }
 
     /// What it says; an empty one, nothing.
     fn read(&self) -> Result<Option<Entry>, Failure> {
-        let mut text = String::new();
-        let mut file = self.file.borrow_mut();
-        file.rewind()
-            .and_then(|()| file.read_to_string(&mut text))
-            .or_else(|error| self.fail("read", &error))?;
+        let text = self.0.text()?;
         if text.is_empty() {
             return Ok(None);
         }
@@ -306,7 +279,7 @@ impl Journal {
             })),
             _ => fail(format!(
                 "'{}' is no journal of a copy; remove it to begin anew",
-                self.path.display()
+                self.0.path().display()
             )),
         }
     }
@@ -316,8 +289,8 @@ impl Journal {
         // Without locks: nothing is read or changed.
         let durable = File::open(target).and_then(|file| file.sync_all());
         durable
-            .and_then(|()| self.sync_folder())
-            .or_else(|error| self.fail("begin", &error))?;
+            .and_then(|()| self.0.sync_folder())
+            .or_else(|error| self.0.fail("begin", &error))?;
         self.write(identity, target, 0)
     }
 
@@ -329,59 +302,18 @@ impl Journal {
             "target": target_identity(target),
             "done": done_bytes,
         });
-        let new = self.path.with_extension("vellum-journal.new");
-        // Locked before it gets the name, so that nobody else can have it in between.
-        let written = open_locked(&new, File::options().create(true).truncate(true))
-            .and_then(|file| file.ok_or_else(|| Errno::WOULDBLOCK.into()))
-            .and_then(|mut file| {
-                file.write_all(value.to_string().as_bytes())?;
-                file.sync_all()?;
-                std::fs::rename(&new, &self.path)?;
-                self.sync_folder()?;
-                self.file.replace(file);
-                Ok(())
-            });
-        written.or_else(|error| self.fail("write", &error))
+        self.0.replace(&value.to_string())
     }
 
     fn remove(&self) -> Result<(), Failure> {
-        let removed = std::fs::remove_file(&self.path).and_then(|()| self.sync_folder());
-        removed.or_else(|error| self.fail("remove", &error))
-    }
-
-    /// Makes a change of names durable.
-    fn sync_folder(&self) -> std::io::Result<()> {
-        let folder = match self.path.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        };
-        File::open(folder)?.sync_all()
-    }
-
-    fn fail<T>(&self, verb: &str, error: &std::io::Error) -> Result<T, Failure> {
-        cannot(verb, &self.path, error)
-    }
-}
-
-fn cannot<T>(verb: &str, path: &Path, error: &std::io::Error) -> Result<T, Failure> {
-    let (path, why) = (path.display(), io_text(error));
-    fail(format!("Cannot {verb} '{path}': {why}"))
-}
-
-/// Opens a file for reading and writing and locks it; `None` if somebody else has.
-fn open_locked(path: &Path, options: &mut OpenOptions) -> std::io::Result<Option<File>> {
-    let file = options.read(true).write(true).open(path)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(file)),
-        Err(Errno::WOULDBLOCK) => Ok(None),
-        Err(errno) => Err(errno.into()),
+        self.0.remove()
     }
 }
 
 impl Entry {
     /// Where to go on, if this is the journal of the same copy.
     fn place(&self, identity: &Value, target: &str, journal: &Journal) -> Result<u64, Failure> {
-        let path = journal.path.display();
+        let path = journal.0.path().display();
         if self.identity != *identity {
             return fail(format!(
                 "The sources or the arguments are not those of the copy that '{path}' speaks of; \

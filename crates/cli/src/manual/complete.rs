@@ -315,15 +315,18 @@ fn value(tool: &Tool, shape: &Shape, line: &Line, typed: &str, after: &[String])
         ("snapshot", Some('a' | 'd'), _) | (_, _, "load-snapshot" | "snapshot") => {
             return of_image(Kind::Snapshot, &images).into_answer();
         }
-        ("nbd" | "qemu-nbd", _, "bitmap") => return of_image(Kind::Bitmap, &images).into_answer(),
+        ("nbd" | "qemu-nbd", _, "bitmap") | ("send", _, "since" | "bitmap") => {
+            return of_image(Kind::Bitmap, &images).into_answer();
+        }
         ("bitmap", _, "merge") => {
             let source = line.value("b").map(|name| vec![name.to_owned()]);
             return of_image(Kind::Bitmap, &source.unwrap_or(images)).into_answer();
         }
-        ("create" | "convert" | "amend" | "measure", Some('o'), _) => {
+        ("create" | "convert" | "amend" | "measure" | "receive", Some('o'), _) => {
             let format = match tool.name.as_str() {
                 "convert" | "measure" => line.value("O").unwrap_or("raw"),
                 "create" => line.value("f").unwrap_or("raw"),
+                "receive" => line.value("O").unwrap_or("qcow2"),
                 _ => line.value("f").unwrap_or("qcow2"),
             };
             return creation_options(format, typed);

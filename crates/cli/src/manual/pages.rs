@@ -69,10 +69,13 @@ static PAGES: &[(&str, Page)] = &[
     ("measure", page(MEASURE)),
     ("mount", MOUNT),
     ("nbd", NBD),
+    ("oci", OCI),
     ("rebase", page(REBASE)),
+    ("receive", page(RECEIVE)),
     ("resize", page(RESIZE)),
     ("scrub", SCRUB),
     ("seal", page(SEAL)),
+    ("send", page(SEND)),
     ("serve", SERVE),
     ("snapshot", page(SNAPSHOT)),
     ("verify", VERIFY),
@@ -443,6 +446,24 @@ const SERVE: Page = Page {
     exits: &[("0", "ended by a signal, or unmounted"), FAILED],
 };
 
+const OCI: Page = Page {
+    usage: &[
+        "push [OPTIONS] DISK REGISTRY/NAME:TAG",
+        "pull [OPTIONS] REGISTRY/NAME:TAG DISK",
+    ],
+    examples: &[
+        (
+            "vellum oci push disk.qcow2 registry.example.org/vms/debian:13",
+            "an image for KubeVirt's containerDisk",
+        ),
+        (
+            "vellum oci pull quay.io/containerdisks/fedora:latest disk.qcow2",
+            "the disk of one",
+        ),
+    ],
+    exits: USUAL,
+};
+
 const REBASE: &[Example] = &[
     (
         "vellum rebase -b new.qcow2 -F qcow2 overlay.qcow2",
@@ -455,6 +476,21 @@ const REBASE: &[Example] = &[
     (
         "vellum rebase -b '' overlay.qcow2",
         "none: the image stands alone then",
+    ),
+];
+
+const RECEIVE: &[Example] = &[
+    (
+        "vellum receive disk.qcow2 < disk.stream",
+        "a new disk, or the changes of one that is there",
+    ),
+    (
+        "vellum receive -O raw disk.raw < disk.stream",
+        "the same in another format",
+    ),
+    (
+        "vellum receive --resume-token disk.qcow2",
+        "what 'send --resume' needs after a stream was cut off",
     ),
 ];
 
@@ -506,6 +542,21 @@ const SEAL: &[Example] = &[
         "the hashes of a disk of any format in a file beside it",
     ),
     ("vellum seal --unseal base.qcow2", "let it be changed again"),
+];
+
+const SEND: &[Example] = &[
+    (
+        "vellum send disk.qcow2 | ssh host vellum receive disk.qcow2",
+        "a copy of the disk on another machine",
+    ),
+    (
+        "vellum send disk.qcow2 --since monday | ssh host vellum receive disk.qcow2",
+        "what the bitmap 'monday' calls dirty",
+    ),
+    (
+        "vellum send -o disk.stream disk.qcow2",
+        "a file to be received later",
+    ),
 ];
 
 const VERIFY: Page = Page {

@@ -1,7 +1,7 @@
 //! The programs and their tools, with what their parsers and helps say.
 
 use crate::getopt::Shape;
-use crate::{audit, bench, daemon, img, inspect, io, mount, nbd, serve};
+use crate::{audit, bench, daemon, img, inspect, io, mount, nbd, oci, serve};
 
 /// A program or a tool of one.
 #[derive(Debug, Clone)]
@@ -53,6 +53,7 @@ const INSPECT: &str = "Show what is in an image, and what could be better";
 const IO: &str = "Read and write single requests (qemu-io)";
 const MOUNT: &str = "Show the disk in an image, or the files on it";
 const NBD: &str = "Serve an image over NBD (qemu-nbd)";
+const OCI: &str = "Put a disk into a registry of containers, or get one from there";
 const SERVE: &str = "Serve a disk over NBD, vhost-user and as a file, and print how to use it";
 const IMAGES: &str = "Make, change, copy and look at disk images";
 
@@ -90,6 +91,7 @@ pub fn programs() -> Vec<Tool> {
         own("audit", AUDIT, audit::options(), audit::HELP).explained(audit::EXPLAINS),
         Tool::new("bench", BENCH, bench::options(), bench::help("vellum")),
         own("inspect", INSPECT, inspect::options(), inspect::HELP).explained(inspect::EXPLAINS),
+        own("oci", OCI, oci::options(), oci::HELP).explained(oci::EXPLAINS),
         io_tool(),
         nbd_tool(),
         Tool::new("mount", MOUNT, mount::options(), mount::help("vellum")),

@@ -1,6 +1,5 @@
 //! `push`, `pull`, `open` and `repo`: disks in repositories.
 
-pub mod help_texts;
 pub mod open;
 pub mod pull;
 pub mod push;

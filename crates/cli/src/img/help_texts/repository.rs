@@ -1,7 +1,6 @@
 //! What `--help` tells of `push`, `pull`, `open` and `repo`.
 
-use super::super::help_arguments::{Argument, FORMAT, IMAGE_OPTS, OBJECT, PROGRESS, QUIET};
-use super::super::help_texts::Text;
+use super::{Argument, FORMAT, IMAGE_OPTS, OBJECT, PROGRESS, QUIET, Text};
 
 const REPOSITORY: Argument = (
     "REPOSITORY",
