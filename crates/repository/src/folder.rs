@@ -47,7 +47,8 @@ impl FolderObjects {
         let thread = std::thread::Builder::new().name("vellum-folder".to_owned());
         let started = thread.spawn(move || {
             // Nobody waits any more: the result goes.
-            let _ = send.send(work(&root, &key));
+            let done = check_inside(&root, &key).and_then(|()| work(&root, &key));
+            let _ = send.send(done);
         });
         Io::start(async move {
             let done = match started {
@@ -135,12 +136,43 @@ impl Objects for FolderObjects {
 
     fn remove(&self, key: &str) -> Io<()> {
         self.run("remove", key, |root, key| {
-            match fs::remove_file(root.join(key)) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-                done => done,
+            let path = root.join(key);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                done => done?,
             }
+            // The folder of a push goes with its last object.
+            if key.matches('/').count() > 1
+                && let Some(parent) = path.parent()
+            {
+                let _ = fs::remove_dir(parent);
+            }
+            Ok(())
         })
     }
+}
+
+/// Refuses a key whose way leads through a link: what is behind it is not the repository's, and lists
+/// would not find what was put there.
+fn check_inside(root: &Path, key: &str) -> io::Result<()> {
+    let mut path = root.to_owned();
+    for part in key.split('/').filter(|part| !part.is_empty()) {
+        path.push(part);
+        match fs::symlink_metadata(&path) {
+            Ok(found) if found.is_symlink() => {
+                let message = format!(
+                    "{} is a link, which a repository cannot have",
+                    path.display()
+                );
+                return Err(io::Error::other(message));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            found => {
+                found?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Opens a regular file: others that a name may lead to could wait for ever, or be somebody else's.
@@ -156,10 +188,18 @@ fn open_file(path: &Path) -> io::Result<File> {
 /// A durable file without its name, in the folder where that will be.
 fn unfinished(path: &Path, content: &[u8]) -> io::Result<tempfile::NamedTempFile> {
     let folder = path.parent().unwrap_or(Path::new("."));
-    make_folders(folder)?;
-    let mut file = tempfile::Builder::new()
-        .prefix(UNFINISHED)
-        .tempfile_in(folder)?;
+    // Somebody may remove the folder between the two, when it is empty.
+    let mut tries = 0..8;
+    let mut file = loop {
+        make_folders(folder)?;
+        let made = tempfile::Builder::new()
+            .prefix(UNFINISHED)
+            .tempfile_in(folder);
+        match made {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && tries.next().is_some() => {}
+            made => break made?,
+        }
+    };
     file.write_all(content)?;
     file.as_file().sync_all()?;
     Ok(file)
@@ -240,8 +280,20 @@ fn list_below(folder: &Path, prefix: &str, found: &mut Vec<ObjectInfo>) -> io::R
             continue;
         };
         let key = format!("{prefix}{name}");
-        if entry.file_type()?.is_dir() {
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
             list_below(&entry.path(), &format!("{key}/"), found)?;
+            continue;
+        }
+        if kind.is_symlink() {
+            let message = format!(
+                "{} is a link, which a repository cannot have",
+                entry.path().display()
+            );
+            return Err(io::Error::other(message));
+        }
+        // Nothing else was put there by a push.
+        if !kind.is_file() {
             continue;
         }
         let metadata = match entry.metadata() {

@@ -15,12 +15,12 @@
 //! does no harm when it goes on.
 
 use std::collections::HashSet;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use vellum_io::{Error, ErrorKind, Result};
 
-use crate::codec::PushId;
+use crate::codec::{PushId, from_hex};
 use crate::holder::Holder;
 use crate::lock::Lock;
 use crate::names;
@@ -83,6 +83,11 @@ struct Note {
 /// [`ErrorKind::Locked`] if another call runs; [`ErrorKind::Corrupt`] if a manifest cannot be read, since
 /// nobody knows what it leads to; what the store says.
 pub async fn gc(repository: &Repository, options: &GcOptions) -> Result<Collected> {
+    if options.dry_run {
+        // Whoever may only read can ask, too; by the clock of this machine.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        return collect(repository, options, now.map_or(0, |now| now.as_secs())).await;
+    }
     let lock = Lock::take(repository, &options.holder, options.break_lock).await?;
     let collected = collect(repository, options, lock.now_seconds).await;
     lock.give_back().await;
@@ -100,7 +105,9 @@ async fn collect(
     for folder in [names::SEGMENTS, names::MAPS, names::INDEXES] {
         listed.extend(objects.list(folder).await?);
     }
-    let notes = objects.list(names::GARBAGE).await?;
+    let mut notes = objects.list(names::GARBAGE).await?;
+    // Others are nobody's.
+    notes.retain(|note| is_note(&note.key));
     let before = repository.used().await?;
     let mut running = HashSet::new();
     for found in session::all(repository).await? {
@@ -161,6 +168,11 @@ async fn collect(
         objects.remove_unfinished(options.stale).await?;
     }
     Ok(collected)
+}
+
+fn is_note(key: &str) -> bool {
+    let name = key.strip_prefix(names::GARBAGE);
+    name.is_some_and(|name| from_hex::<32>(name).is_some())
 }
 
 /// Whose an object is.

@@ -28,6 +28,8 @@ pub(crate) const GARBAGE: &str = "garbage/";
 pub(crate) const LOCKS: &str = "locks/";
 pub(crate) const LOCK: &str = "locks/gc";
 
+/// The highest number of a disk: of ten digits, so that lists are in order.
+pub(crate) const MOST_NUMBER: u64 = 9_999_999_999;
 /// Characters of a tag at most.
 const LONGEST_TAG: usize = 128;
 
@@ -108,7 +110,7 @@ impl DiskName {
         let tag = TagName::parse(tag)?;
         let number = match number.map(|text| (text, text.parse())) {
             None => None,
-            Some((_, Ok(number))) if number > 0 => Some(number),
+            Some((_, Ok(number))) if (1..=MOST_NUMBER).contains(&number) => Some(number),
             Some((text, _)) => {
                 let message = format!("'{text}' cannot be the number of a disk (1, 2 ...)");
                 return Err(Error::new(ErrorKind::InvalidArgument, "open", message));
@@ -147,7 +149,10 @@ pub(crate) fn tag(tag: &TagName) -> String {
 pub(crate) fn parse_entry(key: &str) -> Option<(TagName, u64)> {
     let (tag, number) = key.strip_prefix(TAGS)?.split_once('/')?;
     let tag = TagName::parse(tag).ok()?;
-    let number = number.parse().ok()?;
+    let number = number
+        .parse()
+        .ok()
+        .filter(|&number| number <= MOST_NUMBER)?;
     (entry(&tag, number) == key).then_some((tag, number))
 }
 
@@ -212,7 +217,7 @@ mod tests {
     fn keys_are_told_in_one_way() {
         let vm = TagName::parse("vm").unwrap();
         assert_eq!(parse_entry(&entry(&vm, 3)), Some((vm.clone(), 3)));
-        assert_eq!(parse_entry(&entry(&vm, 1 << 60)), Some((vm, 1 << 60)));
+        assert_eq!(parse_entry(&entry(&vm, 1 << 60)), None);
         let push = PushId([7; 16]);
         let key = part(SEGMENTS, push, 12);
         assert_eq!(parse_part(SEGMENTS, &key), Some((push, 12)));

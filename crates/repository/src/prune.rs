@@ -7,7 +7,7 @@ use vellum_io::{Error, ErrorKind, Result};
 use crate::codec::manifest::{Entry, Manifest, Tombstone, TombstoneKind};
 use crate::holder::Holder;
 use crate::lock::Lock;
-use crate::names::{self, TagName};
+use crate::names::{self, TAGS, TagName};
 use crate::repository::Repository;
 
 /// Tombstones are removed after this time: no request is under way for so long.
@@ -58,6 +58,9 @@ pub async fn prune(
     if keep.newest.is_none() && keep.within.is_none() {
         let message = "say which disks stay (--keep or --keep-within)";
         return Err(Error::new(ErrorKind::InvalidArgument, "prune", message));
+    }
+    if options.dry_run {
+        return prune_locked(repository, keep, options, 0).await;
     }
     let lock = Lock::take(repository, &options.holder, options.break_lock).await?;
     let pruned = prune_locked(repository, keep, options, lock.now_seconds).await;
@@ -150,8 +153,11 @@ pub async fn remove_tag(
     tag: &TagName,
     options: &PruneOptions,
 ) -> Result<u64> {
+    if options.dry_run {
+        return remove_tag_locked(repository, tag, true).await;
+    }
     let lock = Lock::take(repository, &options.holder, options.break_lock).await?;
-    let removed = remove_tag_locked(repository, tag, options.dry_run).await;
+    let removed = remove_tag_locked(repository, tag, false).await;
     lock.give_back().await;
     removed
 }
@@ -159,39 +165,52 @@ pub async fn remove_tag(
 async fn remove_tag_locked(repository: &Repository, tag: &TagName, dry_run: bool) -> Result<u64> {
     loop {
         let numbers = repository.numbers_of(tag).await?;
-        let mut disks = Vec::new();
+        let (mut disks, mut hidden, mut is_removed) = (Vec::new(), Vec::new(), false);
         for &number in numbers.iter().rev() {
-            match repository.entry(tag, number).await? {
-                Some(Entry::Manifest(_)) => disks.push(number),
-                Some(Entry::Tombstone(there)) if there.kind == TombstoneKind::Removed => break,
-                _ => {}
+            match repository.entry(tag, number).await {
+                Ok(Some(Entry::Tombstone(there))) => {
+                    is_removed |= there.kind == TombstoneKind::Removed;
+                }
+                Ok(None) => {}
+                // A removal that was killed has left it.
+                _ if is_removed => hidden.push(number),
+                // Also what is damaged: there is no other way to get rid of it.
+                Ok(Some(Entry::Manifest(_))) => disks.push(number),
+                Err(error) if error.kind() == ErrorKind::Corrupt => disks.push(number),
+                Err(error) => return Err(error),
             }
         }
-        let (Some(last), false) = (numbers.last(), disks.is_empty()) else {
+        if disks.is_empty() && hidden.is_empty() {
             let message = format!("there is no disk of the tag '{tag}'");
             return Err(
                 Error::new(ErrorKind::NotFound, "remove", message).target(repository.name())
             );
-        };
+        }
         if dry_run {
             return Ok(disks.len() as u64);
         }
-        let tombstone = Entry::Tombstone(Tombstone {
-            kind: TombstoneKind::Removed,
-            why: "the tag was removed".to_owned(),
-        });
-        let key = names::entry(tag, last.saturating_add(1));
-        // If a push has come first, its disk is to go, too.
-        if repository
-            .objects()
-            .put_new(&key, tombstone.encode()?)
-            .await?
-        {
-            for number in &disks {
-                bury(repository, tag, *number).await?;
+        if !disks.is_empty() {
+            let next = numbers.last().map_or(1, |last| last + 1);
+            if next > names::MOST_NUMBER {
+                let message =
+                    format!("the tag '{tag}' has no more numbers: remove '{TAGS}{tag}/' by hand");
+                return Err(Error::new(ErrorKind::Unsupported, "remove", message));
             }
-            return Ok(disks.len() as u64);
+            let tombstone = Entry::Tombstone(Tombstone {
+                kind: TombstoneKind::Removed,
+                why: "the tag was removed".to_owned(),
+            });
+            let objects = repository.objects();
+            let key = names::entry(tag, next);
+            // If a push has come first, its disk is to go, too.
+            if !objects.put_new(&key, tombstone.encode()?).await? {
+                continue;
+            }
         }
+        for &number in disks.iter().chain(&hidden) {
+            bury(repository, tag, number).await?;
+        }
+        return Ok(disks.len() as u64);
     }
 }
 

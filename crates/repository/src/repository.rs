@@ -143,7 +143,8 @@ impl Repository {
 
     /// An error about an object.
     pub(crate) fn at(&self, error: Error, key: &str) -> Error {
-        error.target(format!("{}/{key}", self.name()))
+        let message = format!("{key}: {}", error.message());
+        Error::new(error.kind(), error.operation(), message).target(self.name())
     }
 
     /// The manifest of a disk.
@@ -178,21 +179,23 @@ impl Repository {
         Ok(None)
     }
 
-    /// The disks of all tags, by tag and number.
+    /// The disks of all tags, by tag and number, and what is wrong with others.
     ///
     /// # Errors
-    /// If a manifest is damaged, and what the store says.
-    pub async fn disks(&self) -> Result<Vec<Manifest>> {
-        let mut disks = Vec::new();
+    /// What the store says to lists.
+    pub async fn disks(&self) -> Result<(Vec<Manifest>, Vec<Error>)> {
+        let (mut disks, mut problems) = (Vec::new(), Vec::new());
         self.each_entry(|_, _, entry| {
-            if let Entry::Manifest(manifest) = entry? {
-                disks.push(*manifest);
+            match entry {
+                Ok(Entry::Manifest(manifest)) => disks.push(*manifest),
+                Ok(Entry::Tombstone(_)) => {}
+                Err(error) => problems.push(error),
             }
             Ok(())
         })
         .await?;
         disks.sort_by(|a, b| (&a.tag, a.number).cmp(&(&b.tag, b.number)));
-        Ok(disks)
+        Ok((disks, problems))
     }
 
     /// All that counts: manifests and tombstones, newest first within each tag, given to `take` one by
@@ -250,15 +253,36 @@ impl Repository {
     /// # Errors
     /// If one cannot be read: nobody knows what it leads to.
     pub(crate) async fn used(&self) -> Result<Used> {
-        let mut used = Used::default();
+        let (used, damaged) = self.used_and_damaged().await?;
+        match damaged {
+            None => Ok(used),
+            Some(error) => {
+                let message = format!(
+                    "{}; nothing is removed while nobody knows what it leads to: put it right, or remove \
+                     its tag ('vellum repo remove')",
+                    error.message()
+                );
+                Err(Error::new(error.kind(), "gc", message).target(self.name()))
+            }
+        }
+    }
+
+    /// What all manifests lead to that can be read, and what is wrong with one that cannot.
+    ///
+    /// # Errors
+    /// What the store says to lists.
+    pub(crate) async fn used_and_damaged(&self) -> Result<(Used, Option<Error>)> {
+        let (mut used, mut damaged) = (Used::default(), None);
         self.each_entry(|_, _, entry| {
-            if let Entry::Manifest(manifest) = entry? {
-                used.add(&manifest);
+            match entry {
+                Ok(Entry::Manifest(manifest)) => used.add(&manifest),
+                Ok(Entry::Tombstone(_)) => {}
+                Err(error) => damaged = Some(error),
             }
             Ok(())
         })
         .await?;
-        Ok(used)
+        Ok((used, damaged))
     }
 
     /// Removes objects side by side.

@@ -72,6 +72,10 @@ pub(crate) async fn all(repository: &Repository) -> Result<Vec<Found>> {
     let listed = repository.objects().list(names::SESSIONS).await?;
     let mut found = Vec::new();
     for object in listed {
+        // What is no session is nobody's.
+        if object.len_bytes > MOST_BYTES {
+            continue;
+        }
         let content = repository.objects().get(&object.key, MOST_BYTES).await;
         let content = match content {
             Ok(content) => content,
@@ -103,6 +107,10 @@ pub(crate) async fn begin(
 ) -> Result<Begun> {
     for _ in 0..TRIES {
         let number = next_number(repository, tag).await?;
+        if number > names::MOST_NUMBER {
+            let message = format!("the tag '{tag}' has no more numbers: push to another one");
+            return Err(Error::new(ErrorKind::Unsupported, "push", message));
+        }
         let mut resumed = Vec::new();
         for Found { session, .. } in all(repository).await? {
             match session {

@@ -74,7 +74,7 @@ fn own(driver: &str) -> &'static [&'static str] {
         "raw" => &["offset", "size"],
         "luks" => &["key-secret", "header"],
         "file" | "host_device" | "host_cdrom" => &["filename", "aio", "locking"],
-        "repository" => &["path", "tag", "number"],
+        "repository" => &["path", "tag", "number", "push"],
         "http" | "https" | "s3" | "gs" | "az" | "cache" => of_servers(driver),
         "nbd" => &[
             "server.type",

@@ -16,9 +16,13 @@ pub(super) async fn open(
     if common.writable {
         return Err(repository::refuse_writes());
     }
+    let push = repository::take_push(&mut options)?;
     let disk = repository::take_disk(&mut options)?;
     let objects = repository::take_objects(&mut options)?;
     let opened = Repository::open(objects).await?;
     let storage = RepositoryStorage::open(&opened, &disk).await?;
+    if push.is_some_and(|push| push != storage.manifest().push) {
+        return Err(repository::another_disk(&disk));
+    }
     Ok(OpenedNode::remote(DRIVER, storage))
 }

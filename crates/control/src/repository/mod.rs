@@ -12,7 +12,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use vellum::{Error, ErrorKind, Result};
-use vellum_repository::{DiskName, FolderObjects, Objects, Repository, TagName, check_folder};
+use vellum_repository::{
+    DiskName, FolderObjects, Objects, PushId, Repository, TagName, check_folder,
+};
 
 use crate::graph::{invalid, refuse_unknown};
 use crate::options::{Options, Scalar};
@@ -63,9 +65,9 @@ pub fn options(name: &str) -> Result<Options> {
 
 /// The name, where it alone opens the same disk again, and the options that say what is seen.
 pub(crate) fn name_of(options: &Options) -> (Option<String>, Vec<(String, serde_json::Value)>) {
-    let own = ["path", "tag", "number"];
+    let own = ["path", "tag", "number", "push"];
     let mut store = options.clone();
-    let [path, tag, number] = own.map(|key| store.take(key));
+    let [path, tag, number, push] = own.map(|key| store.take(key));
     let (url, named) = url_name::name_of(&store);
     let text = |value: Scalar| match value {
         Scalar::Text(text) => text,
@@ -73,6 +75,8 @@ pub(crate) fn name_of(options: &Options) -> (Option<String>, Vec<(String, serde_
     };
     // Of a store, the URL says all unless others count.
     let location = path.clone().map(text).or(url);
+    // A name has no place for the push.
+    let location = location.filter(|_| push.is_none());
     let plain = location.map(|location| {
         let tag = tag
             .clone()
@@ -82,7 +86,7 @@ pub(crate) fn name_of(options: &Options) -> (Option<String>, Vec<(String, serde_
             .map_or_else(String::new, |number| format!("@{}", text(number)));
         format!("{DRIVER}:{location}:{tag}{number}")
     });
-    let own = own.into_iter().zip([path, tag, number]);
+    let own = own.into_iter().zip([path, tag, number, push]);
     let own = own.filter_map(|(key, value)| Some((key.to_owned(), value?.into())));
     (plain, own.chain(named).collect())
 }
@@ -104,6 +108,23 @@ pub(crate) fn take_disk(options: &mut Options) -> Result<DiskName> {
         return Err(invalid("the disks of a tag are numbered from 1"));
     }
     Ok(DiskName { tag, number })
+}
+
+/// Takes the push out of a node's options that must have made the disk.
+pub(crate) fn take_push(options: &mut Options) -> Result<Option<PushId>> {
+    let Some(text) = options.take_text("push")? else {
+        return Ok(None);
+    };
+    let push = PushId::parse(&text);
+    push.map(Some)
+        .ok_or_else(|| invalid(format!("'{text}' is no name of a push")))
+}
+
+/// A disk that was made by another push than what stands on it knows.
+pub(crate) fn another_disk(disk: &DiskName) -> Error {
+    let message =
+        format!("'{disk}' is another disk now: the repository, or the tag, was made anew");
+    Error::new(ErrorKind::Changed, "open", message)
 }
 
 /// The store of a node's options; takes these.
@@ -174,6 +195,7 @@ impl Named {
             options.set_text("path", path);
         }
         let mut rest = options.clone();
+        take_push(&mut rest)?;
         let disk = take_disk(&mut rest)?;
         let objects = take_objects(&mut rest)?;
         Ok(Named {
@@ -202,12 +224,14 @@ impl Named {
         Repository::open(self.objects.clone()).await
     }
 
-    /// The options of a node that shows the disk with this number.
-    pub fn node(&self, number: u64) -> serde_json::Value {
+    /// The options of a node that shows the disk with this number, and no other one that comes to have
+    /// it: the one that this push has made.
+    pub fn node(&self, number: u64, push: PushId) -> serde_json::Value {
         let mut options = self.options.clone();
         options.set_text("driver", DRIVER);
         options.set_text("tag", self.disk.tag.as_str());
         options.set("number", Scalar::Number(number.into()));
+        options.set_text("push", push.to_string());
         options.to_json()
     }
 }
@@ -255,7 +279,7 @@ mod tests {
     fn a_node_names_the_same_disk_again() {
         let named = Named::parse("/nowhere/r:vm").unwrap();
         assert_eq!(named.disk.to_string(), "vm");
-        let node = named.node(7).to_string();
+        let node = named.node(7, PushId([1; 16])).to_string();
         assert_eq!(
             Named::parse(&format!("json:{node}"))
                 .unwrap()

@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 
+use vellum::qcow2::info::ImageInfo;
 use vellum::qcow2::{AsQcow2, BitmapOptions, Bitmaps};
 use vellum::{BlockDevice, Error, ErrorKind, Result};
 use vellum_repository::{CHUNK_BYTES, PushId, TagName};
@@ -15,30 +16,40 @@ use crate::{OpenFlags, open_device};
 
 /// The bitmaps of pushes of one disk to one tag of one repository.
 ///
-/// A bitmap notes what changes in its own image. So its name also tells what that stands on: where
-/// another backing file is there, or it was changed, nothing is known.
+/// A bitmap notes what changes in its own image. So its name also tells which file that is, and what it
+/// stands on: of a copy, or where another backing file is there or it was changed, nothing is known.
 #[derive(Debug)]
 pub struct Tracking {
     bitmaps: Bitmaps,
     prefix: String,
-    backing: String,
+    identity: String,
 }
 
 impl Tracking {
-    /// Those of an image; `None` if its format has no bitmaps.
-    pub fn of(device: &dyn BlockDevice, repository: &Named) -> Option<Self> {
-        let bitmaps = device.as_qcow2()?.bitmaps();
+    /// Those of an image; `None` if its format has no bitmaps, or others write to its data past it.
+    ///
+    /// # Errors
+    /// If the image's header cannot be read.
+    pub async fn of(device: &dyn BlockDevice, repository: &Named) -> Result<Option<Self>> {
+        let (Some(image), Some(file)) = (device.as_qcow2(), device.storage()) else {
+            return Ok(None);
+        };
+        // What is written to such a file by itself, no bitmap notes.
+        if ImageInfo::read(file).await?.data_file_raw {
+            return Ok(None);
+        }
+        let bitmaps = image.bitmaps();
         let tag: &TagName = &repository.disk.tag;
         let hash = vellum_repository::name_hash(repository.objects.name());
-        Some(Tracking {
+        Ok(Some(Tracking {
             bitmaps,
             prefix: format!("push/{hash}/{tag}/"),
-            backing: backing_of(device),
-        })
+            identity: identity_of(device),
+        }))
     }
 
     fn name(&self, push: PushId) -> String {
-        format!("{}{push}{}", self.prefix, self.backing)
+        format!("{}{push}{}", self.prefix, self.identity)
     }
 
     /// What has changed since a push; `None` if that is not known.
@@ -89,9 +100,17 @@ impl Tracking {
     }
 }
 
-/// What tells the layers below an image from others; nothing if there are none.
-fn backing_of(device: &dyn BlockDevice) -> String {
+/// What tells an image's file, and the layers below it, from others.
+fn identity_of(device: &dyn BlockDevice) -> String {
     let mut told = String::new();
+    if let Some(file) = device
+        .storage()
+        .and_then(|storage| std::fs::metadata(storage.name()).ok())
+    {
+        // A copy of the image is another one, whose bitmap may be of another moment than its content.
+        let made = file.created().ok();
+        told += &format!("{} {made:?}\n", file.ino());
+    }
     let mut next = device.backing();
     while let Some(layer) = next {
         let (info, size_bytes) = (layer.info(), layer.size_bytes());
@@ -107,10 +126,7 @@ fn backing_of(device: &dyn BlockDevice) -> String {
         );
         next = layer.backing();
     }
-    match told.is_empty() {
-        true => told,
-        false => format!("/{}", vellum_repository::name_hash(&told)),
-    }
+    format!("/{}", vellum_repository::name_hash(&told))
 }
 
 /// What a bitmap of the user's says: one of the image's, or one that an NBD server exports
@@ -124,6 +140,16 @@ pub async fn dirty_of(
     name: &str,
 ) -> Result<Vec<Range<u64>>> {
     if let Some(image) = device.as_qcow2() {
+        if !image.bitmaps().find(name).await?.auto {
+            let message = format!(
+                "the bitmap '{name}' is disabled, and does not know what has changed since"
+            );
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "read bitmap",
+                message,
+            ));
+        }
         let dirty = image.bitmaps().read(name).await?;
         return Ok(dirty.ranges().collect());
     }

@@ -47,7 +47,7 @@ impl fmt::Debug for PushId {
 }
 
 /// The bytes of a hexadecimal text of exactly their length, in lower case.
-fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+pub(crate) fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digits = text.as_bytes();
     let is_digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     if digits.len() != 2 * N || !digits.iter().all(is_digit) {

@@ -180,7 +180,8 @@ async fn push_in(
     for &killed in &begun.resumed {
         resumed_segments += known.load_killed(repository, &mut segments, killed).await?;
     }
-    let used = repository.used().await?;
+    // What a damaged manifest leads to is sent again.
+    let (used, _) = repository.used_and_damaged().await?;
     let newest = match &base {
         Some(base) => Some(base.clone()),
         None => {

@@ -279,7 +279,7 @@ fn a_removal_that_was_killed_brings_nothing_back() {
         let listing = Running::new(&store, 1004, |repository| async move {
             repository.disks().await
         });
-        let disks = listing.finish().unwrap();
+        let (disks, _) = listing.finish().unwrap();
         assert_eq!(
             disks.iter().map(|disk| disk.number).collect::<Vec<_>>(),
             [3]

@@ -12,6 +12,20 @@ use vellum_repository::{DiskName, Manifest, Repository};
 use super::command::Failure;
 use crate::size::human;
 
+/// An error of a repository, which names what it is about.
+fn told(error: &vellum::Error) -> String {
+    let text = vellum_control::error_text(error);
+    match error.target_name() {
+        Some(target) if !text.contains(target) => format!("{target}: {text}"),
+        _ => text,
+    }
+}
+
+/// The failure of an error of a repository.
+fn failed(error: vellum::Error) -> Failure {
+    Failure::Message(told(&error))
+}
+
 /// Takes the name of a repository, and of a disk in it, apart.
 fn named(name: &str) -> Result<Named, Failure> {
     Named::parse(name).map_err(|error| {
@@ -46,8 +60,8 @@ fn manifest_json(manifest: &Manifest) -> Value {
 
 /// The newest disk of the tag that was named, or the one of the number.
 async fn find(named: &Named) -> Result<(Repository, Manifest), Failure> {
-    let repository = named.open().await?;
-    let manifest = repository.find(&named.disk).await?;
+    let repository = named.open().await.map_err(failed)?;
+    let manifest = repository.find(&named.disk).await.map_err(failed)?;
     Ok((repository, manifest))
 }
 

@@ -76,7 +76,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     }
     let named = named(disk)?;
     let (_, manifest) = lane::block_on(find(&named))?;
-    let mut node = named.node(manifest.number);
+    let mut node = named.node(manifest.number, manifest.push);
     if !cache.is_empty() {
         cache.insert("driver".into(), "cache".into());
         cache.insert("file".into(), node);

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
@@ -14,6 +15,8 @@ use vellum_control::filename;
 use vellum_control::repository::Named;
 use vellum_io::error::io_text;
 use vellum_io::lane;
+use vellum_repository::PushId;
+use vellum_storage::{FileOptions, FileStorage};
 
 #[derive(Debug, Clone, Copy)]
 enum Opt {
@@ -66,13 +69,13 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         return Err(Failure::Usage(message.into()));
     };
     let named = named(disk)?;
-    let number = find_number(&named)?;
+    let (number, push) = find_disk(&named)?;
     let format = format.unwrap_or_else(|| format_of(target).to_owned());
     words.extend(["-O".to_owned(), format]);
     if existing {
         words.push("-n".into());
     }
-    let node = json!({"driver": "raw", "file": named.node(number)});
+    let node = json!({"driver": "raw", "file": named.node(number, push)});
     words.push(format!("json:{node}"));
     match unfinished_path(target, existing) {
         None => copy(command, words, target),
@@ -84,6 +87,11 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
                 let _ = fs::remove_file(&unfinished);
                 return copied;
             }
+            let like_before = like(&path, &unfinished);
+            if let Err(error) = &like_before {
+                let _ = fs::remove_file(&unfinished);
+                return fail(format!("Could not replace '{target}': {error}"));
+            }
             let named = sync(&unfinished).and_then(|()| fs::rename(&unfinished, &path));
             match named.and_then(|()| sync(path.parent().unwrap_or(Path::new(".")))) {
                 Ok(()) => Ok(0),
@@ -93,10 +101,13 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     }
 }
 
-/// The number of the disk. The copy chooses by itself what its lane is like, so this one is another
+/// The number of the disk, and what has made it. The copy chooses by itself what its lane is like, so this one is another
 /// thread's.
-fn find_number(named: &Named) -> Result<u64, Failure> {
-    let find = || lane::block_on(find(named)).map(|(_, manifest)| manifest.number);
+fn find_disk(named: &Named) -> Result<(u64, PushId), Failure> {
+    let find = || {
+        let found = lane::block_on(find(named));
+        found.map(|(_, manifest)| (manifest.number, manifest.push))
+    };
     std::thread::scope(|scope| {
         let found = scope.spawn(find).join();
         found.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -127,6 +138,10 @@ fn unfinished_path(target: &str, existing: bool) -> Option<(PathBuf, PathBuf)> {
         return None;
     }
     let path = fs::canonicalize(target).unwrap_or_else(|_| PathBuf::from(target));
+    // A link to nothing yet is followed.
+    if path.is_symlink() {
+        return None;
+    }
     if fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
         return None;
     }
@@ -139,6 +154,21 @@ fn unfinished_path(target: &str, existing: bool) -> Option<(PathBuf, PathBuf)> {
         false => Path::new(".").join(unfinished),
     };
     Some((path, unfinished))
+}
+
+/// Has the new file be as the one that it replaces, which nobody may be using: its locks are held until
+/// the new one has the name.
+fn like(path: &Path, unfinished: &Path) -> Result<Option<std::sync::Arc<FileStorage>>, String> {
+    let Ok(before) = fs::metadata(path) else {
+        return Ok(None);
+    };
+    let text = |error: &std::io::Error| io_text(error);
+    let opened = FileStorage::open(path, &FileOptions::default());
+    let held = opened.map_err(|error| vellum_control::error_text(&error))?;
+    fs::set_permissions(unfinished, before.permissions()).map_err(|error| text(&error))?;
+    // Only root may give files away; others keep what they make.
+    let _ = std::os::unix::fs::chown(unfinished, Some(before.uid()), Some(before.gid()));
+    Ok(Some(held))
 }
 
 fn sync(path: &Path) -> std::io::Result<()> {

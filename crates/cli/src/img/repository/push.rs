@@ -15,7 +15,7 @@ use super::super::command::{
 };
 use super::super::common::{self, CommonArgs};
 use super::super::help;
-use super::{disk_name, manifest_json, named, sizes};
+use super::{disk_name, failed, manifest_json, named, sizes};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::output::Output;
 use crate::progress::Progress;
@@ -138,8 +138,10 @@ async fn push_open(
     named: &Named,
     arguments: &Arguments,
 ) -> Result<Pushed, Failure> {
-    let repository = Repository::open_or_make(named.objects.clone()).await?;
-    let tracking = Tracking::of(&**device, named);
+    let repository = Repository::open_or_make(named.objects.clone())
+        .await
+        .map_err(failed)?;
+    let tracking = Tracking::of(&**device, named).await?;
     let mut options = PushOptions::new(named.disk.tag.clone())?;
     options.level = arguments.level.unwrap_or(options.level);
     options.take_over = arguments.take_over;
@@ -156,7 +158,11 @@ async fn push_open(
         // An image of no length can hold none, and nothing can change.
         _ if device.size_bytes() == 0 => None,
         (true, Some(tracking)) => Some(tracking),
-        (true, None) => return fail("--track needs a disk in qcow2, which can hold bitmaps"),
+        (true, None) => {
+            return fail(
+                "--track needs a disk in qcow2 without a raw data file: it leaves a bitmap there",
+            );
+        }
     };
     // What changes from now on is not in what is read.
     if let Some(tracking) = track {
@@ -175,7 +181,7 @@ async fn push_open(
         (Err(_), Some(tracking)) => tracking.give_up(options.push).await,
         (_, None) => {}
     }
-    Ok(pushed?)
+    pushed.map_err(failed)
 }
 
 /// What has changed since when, as far as that is known.
@@ -190,7 +196,7 @@ async fn since(
         return Ok(None);
     }
     if let Some(bitmap) = &arguments.bitmap {
-        let manifest = repository.look_for(&named.disk).await?;
+        let manifest = repository.look_for(&named.disk).await.map_err(failed)?;
         let Some(manifest) = manifest else {
             return fail(format!(
                 "There is no disk '{}' yet that the bitmap could be since: push all of it first",
@@ -201,8 +207,13 @@ async fn since(
         return Ok(Some(since_push(disk_name(&manifest), manifest.push, dirty)));
     }
     let base = match &arguments.since {
-        Some(base) => Some(repository.find(&DiskName::parse(base)?).await?),
-        None => repository.look_for(&named.disk).await?,
+        Some(base) => Some(
+            repository
+                .find(&DiskName::parse(base)?)
+                .await
+                .map_err(failed)?,
+        ),
+        None => repository.look_for(&named.disk).await.map_err(failed)?,
     };
     let Some(base) = base else {
         return Ok(None);

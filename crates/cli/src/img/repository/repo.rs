@@ -14,7 +14,7 @@ use vellum_repository::{
 
 use super::super::command::{Command, Failure, Outcome, check_object, fail, number};
 use super::super::help;
-use super::{disk_name, manifest_json, named};
+use super::{disk_name, failed, manifest_json, named, told};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::output::Output;
 use crate::progress::Progress;
@@ -157,14 +157,17 @@ fn print_json(value: &serde_json::Value) {
 }
 
 async fn list(named: &Named, tag: Option<TagName>, arguments: &Arguments) -> Outcome {
-    let repository = named.open().await?;
-    let mut disks = repository.disks().await?;
+    let repository = named.open().await.map_err(failed)?;
+    let (mut disks, problems) = repository.disks().await.map_err(failed)?;
     disks.retain(|disk| tag.as_ref().is_none_or(|tag| disk.tag == *tag));
     match arguments.output {
         Output::Json => print_json(&disks.iter().map(manifest_json).collect()),
         Output::Human => print_disks(&disks),
     }
-    Ok(0)
+    for problem in &problems {
+        report::error(told(problem));
+    }
+    Ok(if problems.is_empty() { 0 } else { DAMAGED })
 }
 
 fn print_disks(disks: &[Manifest]) {
@@ -181,7 +184,7 @@ fn print_disks(disks: &[Manifest]) {
             human(cost.read_bytes),
             human(cost.new_bytes),
             human(cost.sent_bytes),
-            disk.host.clone(),
+            disk.host.replace(char::is_control, "?"),
         ]);
     }
     for column in table.column_iter_mut().skip(2).take(4) {
@@ -202,8 +205,10 @@ fn removal(arguments: &Arguments, tag: Option<TagName>) -> PruneOptions {
 }
 
 async fn prune_disks(named: &Named, tag: Option<TagName>, arguments: &Arguments) -> Outcome {
-    let repository = named.open().await?;
-    let pruned = prune(&repository, &arguments.keep, &removal(arguments, tag)).await?;
+    let repository = named.open().await.map_err(failed)?;
+    let pruned = prune(&repository, &arguments.keep, &removal(arguments, tag))
+        .await
+        .map_err(failed)?;
     match arguments.output {
         Output::Json => print_json(&pruned.iter().map(manifest_json).collect()),
         Output::Human if arguments.quiet => {}
@@ -223,8 +228,10 @@ async fn prune_disks(named: &Named, tag: Option<TagName>, arguments: &Arguments)
 }
 
 async fn remove(named: &Named, tag: &TagName, arguments: &Arguments) -> Outcome {
-    let repository = named.open().await?;
-    let removed = remove_tag(&repository, tag, &removal(arguments, None)).await?;
+    let repository = named.open().await.map_err(failed)?;
+    let removed = remove_tag(&repository, tag, &removal(arguments, None))
+        .await
+        .map_err(failed)?;
     match arguments.output {
         Output::Json => print_json(&json!({"removed-disks": removed})),
         Output::Human if arguments.quiet => {}
@@ -241,14 +248,14 @@ async fn remove(named: &Named, tag: &TagName, arguments: &Arguments) -> Outcome 
 }
 
 async fn collect(named: &Named, arguments: &Arguments) -> Outcome {
-    let repository = named.open().await?;
+    let repository = named.open().await.map_err(failed)?;
     let mut options = GcOptions {
         break_lock: arguments.break_lock,
         dry_run: arguments.dry_run,
         ..GcOptions::default()
     };
     options.stale = arguments.stale.unwrap_or(options.stale);
-    let collected = gc(&repository, &options).await?;
+    let collected = gc(&repository, &options).await.map_err(failed)?;
     let Collected {
         removed,
         removed_bytes,
@@ -285,7 +292,7 @@ async fn collect(named: &Named, arguments: &Arguments) -> Outcome {
 const DAMAGED: i32 = 2;
 
 async fn verify_all(command: Command<'_>, named: &Named, arguments: &Arguments) -> Outcome {
-    let repository = named.open().await?;
+    let repository = named.open().await.map_err(failed)?;
     let quiet = arguments.quiet || arguments.output == Output::Json;
     let mut progress = Progress::new(command.program, arguments.progress, quiet, 1.0);
     let verified = verify(&repository, arguments.read_data, |done, total| {
@@ -293,7 +300,7 @@ async fn verify_all(command: Command<'_>, named: &Named, arguments: &Arguments) 
     })
     .await;
     progress.end();
-    let verified = verified?;
+    let verified = verified.map_err(failed)?;
     match arguments.output {
         Output::Json => print_json(&json!({
             "disks": verified.disks,
