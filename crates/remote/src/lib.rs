@@ -12,6 +12,10 @@
 //! - Memory is bounded: by the cache of each storage, and twice what its readers have asked for.
 #![deny(clippy::missing_errors_doc)]
 
+#[cfg(any(feature = "rbd", feature = "ssh"))]
+mod beyond_end;
+#[cfg(any(feature = "rbd", feature = "ssh"))]
+mod blocking;
 mod blocks;
 mod cache;
 mod connection;
@@ -20,8 +24,12 @@ mod fetch;
 mod http;
 #[cfg(feature = "s3")]
 mod object;
+#[cfg(feature = "rbd")]
+mod rbd;
 mod read_only;
 mod runtime;
+#[cfg(feature = "ssh")]
+mod ssh;
 mod storage;
 mod streams;
 
@@ -30,4 +38,8 @@ pub use connection::{ConnectionOptions, Login};
 pub use http::{Credentials, HttpOptions};
 #[cfg(feature = "s3")]
 pub use object::{ObjectCredentials, ObjectOptions, Upload, upload};
+#[cfg(feature = "rbd")]
+pub use rbd::{Encryption, EncryptionFormat, RbdOptions, RbdStorage, create_image, remove_image};
+#[cfg(feature = "ssh")]
+pub use ssh::{HashKind, HostKeyCheck, SshOptions, SshStorage};
 pub use storage::RemoteStorage;
