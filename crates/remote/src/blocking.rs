@@ -1,8 +1,6 @@
 //! Work that blocks, on threads of its own: what opens and closes images elsewhere.
 
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::Builder;
-use std::time::Duration;
 
 use futures_channel::oneshot;
 use vellum_io::{Error, ErrorKind, Result};
@@ -37,10 +35,13 @@ pub(crate) async fn run<T: Send + 'static>(
 ///
 /// # Errors
 /// What the work says; that the server is silent.
+#[cfg(feature = "rbd")]
 pub(crate) async fn run_within<T: Send + 'static>(
-    limit: Duration,
+    limit: std::time::Duration,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
+    use std::sync::mpsc::{self, RecvTimeoutError};
+
     run(move || {
         let (send, receive) = mpsc::channel();
         start(move || {
