@@ -358,3 +358,49 @@ fn a_silent_server_is_given_up() {
     assert_eq!(said.code, Some(1), "{}", said.out);
     assert!(begun.elapsed() < Duration::from_secs(120));
 }
+
+/// Puts a script in the place of the program `ssh`.
+fn fake_ssh(place: &Place, script: &str) {
+    let program = place.path("programs/ssh");
+    fs::write(&program, format!("#!/bin/sh\n{script}\n")).expect("a file");
+}
+
+#[test]
+fn a_server_that_breaks_the_protocol_is_refused() {
+    let place = with_disk();
+    let server = Sshd::start(&place, "");
+    let port = server.port;
+    let options = format!("driver=ssh,host=127.0.0.1,port={port},path=/x,timeout=2");
+    let begun = Instant::now();
+    for (script, wanted) in [
+        (
+            "echo 'Welcome to this host, and please read the rules.'",
+            "keep to the SFTP protocol",
+        ),
+        ("exit 0", "has ended the connection"),
+        ("echo 'nothing here' >&2; exit 255", "ssh: nothing here"),
+        // Version 6; version 3 and no more; a handle of no length for an end.
+        (
+            r"printf '\0\0\0\5\2\0\0\0\6'; sleep 60",
+            "speaks version 6 of SFTP",
+        ),
+        (
+            r"printf '\0\0\0\5\2\0\0\0\3'; sleep 60",
+            "the server is silent",
+        ),
+        (
+            r"printf '\0\0\0\5\2\0\0\0\3\0\0\0\11\146\0\0\0\0\377\0\0\0'; sleep 60",
+            "a message ends too early",
+        ),
+        (
+            r"printf '\377\377\377\377\2'; sleep 60",
+            "a message is too long",
+        ),
+    ] {
+        fake_ssh(&place, script);
+        let said = run(&place, "qemu-img", &["info", "--image-opts", &options]);
+        assert_eq!(said.code, Some(1), "{script}: {}", said.out);
+        assert!(said.err.contains(wanted), "{script}: {}", said.err);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(120));
+}

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use futures_channel::oneshot;
 use smallvec::SmallVec;
+use vellum_io::buffer::total_len;
 use vellum_io::{Buffers, Error, ErrorKind, Result};
 
 use super::handle::Image;
@@ -36,6 +37,15 @@ impl Ask {
         !matches!(self, Ask::Read(_) | Ask::Flush)
     }
 
+    /// Whether nothing is asked for, which librbd would refuse.
+    pub(super) fn is_empty(self, buffers: &Buffers) -> bool {
+        match self {
+            Ask::Read(_) | Ask::Write(_) => total_len(buffers) == 0,
+            Ask::Zero { len_bytes, .. } | Ask::Discard(_, len_bytes) => len_bytes == 0,
+            Ask::Flush => false,
+        }
+    }
+
     fn operation(self) -> &'static str {
         match self {
             Ask::Read(_) => "read",
@@ -61,7 +71,7 @@ struct Running {
 unsafe impl Send for Running {}
 
 impl Running {
-    fn end(self, returned: isize) {
+    fn end(mut self, returned: isize) {
         if self.ask.is_change() {
             self.image.note_change();
         }
@@ -70,10 +80,25 @@ impl Running {
             Ok(errno) if errno < 0 => {
                 Err(Error::from_errno(operation, -errno).target(self.image.name()))
             }
-            _ => Ok(self.buffers),
+            _ => {
+                if let Ask::Read(_) = self.ask {
+                    // Somebody else may have made the image shorter.
+                    zero_behind(&mut self.buffers, returned.unsigned_abs());
+                }
+                Ok(self.buffers)
+            }
         };
         // Nobody waits any more: the result goes.
         let _ = self.answer.send(answered);
+    }
+}
+
+/// Fills what lies behind the first `len_bytes` with zeroes.
+fn zero_behind(buffers: &mut Buffers, mut len_bytes: usize) {
+    for buffer in buffers {
+        let kept = len_bytes.min(buffer.len());
+        buffer[kept..].fill(0);
+        len_bytes -= kept;
     }
 }
 
@@ -171,5 +196,25 @@ impl Answer {
             let message = "librbd has dropped a request";
             Err(Error::new(ErrorKind::Io, "wait for Ceph", message))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vellum_io::Buffer;
+
+    use super::*;
+
+    #[test]
+    fn what_was_not_read_is_zeroes() {
+        for len_bytes in 0..=9 {
+            let buffers = [3, 0, 5].map(|len| Buffer::copy_of(&vec![7; len]));
+            let mut buffers: Buffers = buffers.into_iter().collect();
+            zero_behind(&mut buffers, len_bytes);
+            let bytes: Vec<u8> = buffers.iter().flat_map(|buffer| buffer.to_vec()).collect();
+            let mut wanted = vec![7; len_bytes.min(8)];
+            wanted.resize(8, 0);
+            assert_eq!(bytes, wanted);
+        }
     }
 }

@@ -26,8 +26,8 @@ const OPEN_LIMIT: Duration = Duration::from_secs(60);
 /// An image that grows with its writes grows by so much at least, and by an eighth.
 const GROWTH_BYTES: u64 = 64 << 20;
 const MOST_GROWTH_BYTES: u64 = 1 << 30;
-/// So much of an image is asked for at once, as to which parts have data: a MiB of answers at most.
-const WINDOW_BYTES: u64 = 256 << 30;
+/// So many units of an image are asked for at once, as to which have data: a MiB of answers at most.
+const WINDOW_UNITS: u64 = 1 << 16;
 
 /// An image of a Ceph cluster.
 #[derive(Debug)]
@@ -101,6 +101,9 @@ impl RbdStorage {
         let shared = self.shared.clone();
         if !shared.writable {
             return Io::ready(Err(shared.refuse(operation)));
+        }
+        if ask.is_empty(&buffers) {
+            return Io::ready(Ok(buffers));
         }
         if end_bytes <= shared.size_bytes.load(Ordering::Acquire) && !fua {
             shared.len_bytes.fetch_max(end_bytes, Ordering::AcqRel);
@@ -243,7 +246,7 @@ impl Shared {
             return Ok(found);
         }
         // Windows lie at fixed places, so that neighbours are found in one.
-        let window_bytes = WINDOW_BYTES / unit_bytes.min(WINDOW_BYTES) * unit_bytes;
+        let window_bytes = unit_bytes.saturating_mul(WINDOW_UNITS);
         let from = offset_bytes / window_bytes * window_bytes;
         let to = from
             .saturating_add(window_bytes)
@@ -303,6 +306,9 @@ impl Storage for RbdStorage {
     fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
         let len_bytes = self.shared.len_bytes();
         let end_bytes = offset_bytes.saturating_add(total_len(&buffers));
+        if end_bytes == offset_bytes {
+            return Io::ready(Ok(buffers));
+        }
         if end_bytes <= len_bytes {
             return waiting(self.shared.submit(Ask::Read(offset_bytes), buffers));
         }

@@ -32,8 +32,10 @@ pub struct SshStorage {
 struct Shared {
     options: SshOptions,
     session: Mutex<Arc<Session>>,
-    /// One at a time connects anew.
-    connecting: async_lock::Mutex<()>,
+    /// One at a time connects anew; why that has failed the last time.
+    connecting: async_lock::Mutex<Option<Error>>,
+    /// How often it has failed.
+    failures: AtomicU64,
     len_bytes: AtomicU64,
     /// Why a flush has failed: none succeeds after it (rule 11).
     failed_flush: Mutex<Option<Error>>,
@@ -57,7 +59,8 @@ impl SshStorage {
             shared: Arc::new(Shared {
                 options,
                 session: Mutex::new(Arc::new(session)),
-                connecting: async_lock::Mutex::new(()),
+                connecting: async_lock::Mutex::new(None),
+                failures: AtomicU64::new(0),
                 len_bytes: AtomicU64::new(len_bytes),
                 failed_flush: Mutex::new(None),
                 told_no_fsync: AtomicBool::new(false),
@@ -109,22 +112,37 @@ impl Shared {
 
     /// Another session than one that is dead.
     async fn connect_anew(&self, dead: &Arc<Session>) -> Result<Arc<Session>> {
-        let turn = self.connecting.lock().await;
+        let failures = self.failures.load(Ordering::Acquire);
+        let mut last = self.connecting.lock().await;
         let now = self.session();
         if !Arc::ptr_eq(&now, dead) {
             return Ok(now);
         }
-        let session = connect(&self.options).await?;
-        if session.state() != dead.state() {
-            return Err(failure::changed(
-                &self.options.name,
-                "its length or its time",
-            ));
+        if let Some(error) = &*last
+            && self.failures.load(Ordering::Acquire) != failures
+        {
+            // It was tried while this one waited: a hundred that wait are told together.
+            return Err(error.clone());
         }
-        let session = Arc::new(session);
-        *self.session.lock() = session.clone();
-        drop(turn);
-        Ok(session)
+        let connected = match connect(&self.options).await {
+            Ok(session) if session.state() != dead.state() => {
+                let how = "its length or its time";
+                Err(failure::changed(&self.options.name, how))
+            }
+            connected => connected,
+        };
+        match connected {
+            Ok(session) => {
+                let session = Arc::new(session);
+                *self.session.lock() = session.clone();
+                Ok(session)
+            }
+            Err(error) => {
+                self.failures.fetch_add(1, Ordering::AcqRel);
+                *last = Some(error.clone());
+                Err(error)
+            }
+        }
     }
 
     async fn write(&self, offset_bytes: u64, buffers: Buffers, fua: bool) -> Result<Buffers> {
