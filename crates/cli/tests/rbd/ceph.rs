@@ -65,12 +65,31 @@ fn run(program: &str, words: &[&str]) -> String {
 
 impl Ceph {
     pub fn start(place: &Place) -> Ceph {
-        let conf = place.path("ceph.conf").display().to_string();
+        let ceph = (0..5).find_map(|number| Self::try_start(place, number));
+        let ceph = ceph.expect("a monitor that answers");
+        let until = Instant::now() + Duration::from_secs(120);
+        while !run("ceph", &["-c", &ceph.conf, "osd", "stat"]).contains("1 up") {
+            assert!(Instant::now() < until, "the disk does not come up");
+            thread::sleep(Duration::from_millis(100));
+        }
+        run(
+            "ceph",
+            &["-c", &ceph.conf, "osd", "pool", "create", "rbd", "8", "8"],
+        );
+        ceph.rbd(&["pool", "init", "rbd"]);
+        ceph
+    }
+
+    /// A cluster in a folder of its own, unless its monitor does not answer: somebody else has taken a
+    /// port meanwhile.
+    fn try_start(place: &Place, number: u32) -> Option<Ceph> {
+        let path = |name: &str| place.path(&format!("ceph-{number}")).join(name);
+        let conf = path("ceph.conf").display().to_string();
         let port = free_ports();
         let (v2, v1) = (port, port + 1);
-        let (fsid, folder) = (uuid(), place.path("").display().to_string());
+        let (fsid, folder) = (uuid(), path("").display().to_string());
         for name in ["mon", "osd"] {
-            fs::create_dir(place.path(name)).expect("a folder");
+            fs::create_dir_all(path(name)).expect("a folder");
         }
         let text = format!(
             "[global]\nfsid = {fsid}\nmon host = [v2:127.0.0.1:{v2},v1:127.0.0.1:{v1}]\n\
@@ -87,7 +106,7 @@ impl Ceph {
              admin socket = \n"
         );
         fs::write(&conf, text).expect("a file");
-        let map = place.path("monmap").display().to_string();
+        let map = path("monmap").display().to_string();
         let address = format!("[v2:127.0.0.1:{v2},v1:127.0.0.1:{v1}]");
         run(
             "monmaptool",
@@ -99,29 +118,23 @@ impl Ceph {
         );
         let monitor = start("ceph-mon", &["-i", "a", "-c", &conf]);
         let disk = uuid();
-        run("ceph", &["-c", &conf, "osd", "new", &disk]);
+        let ask = ["--connect-timeout", "40", "-c", &conf, "osd", "new", &disk];
+        let done = output(Command::new("ceph").args(ask));
+        if !done.status.success() {
+            eprintln!("{}", String::from_utf8_lossy(&done.stderr));
+            return None;
+        }
         run(
             "ceph-osd",
             &["-i", "0", "--mkfs", "--osd-uuid", &disk, "-c", &conf],
         );
         let osd = start("ceph-osd", &["-i", "0", "-c", &conf]);
-        let ceph = Ceph {
+        Some(Ceph {
             _monitor: monitor,
             _disk: osd,
             conf,
             monitor_port: v1,
-        };
-        let until = Instant::now() + Duration::from_secs(120);
-        while !run("ceph", &["-c", &ceph.conf, "osd", "stat"]).contains("1 up") {
-            assert!(Instant::now() < until, "the disk does not come up");
-            thread::sleep(Duration::from_millis(100));
-        }
-        run(
-            "ceph",
-            &["-c", &ceph.conf, "osd", "pool", "create", "rbd", "8", "8"],
-        );
-        ceph.rbd(&["pool", "init", "rbd"]);
-        ceph
+        })
     }
 
     /// Runs Ceph's own tool for images.
