@@ -27,6 +27,8 @@ enum Probe {
     Program(&'static str),
     /// A QEMU program, new enough.
     Qemu(&'static str),
+    /// A file at its place.
+    File(&'static str),
     /// A library that pkg-config knows.
     Library(&'static str),
     /// A module of QEMU's.
@@ -67,6 +69,13 @@ const NEEDS: &[Need] = &[
     need(Probe::QemuModule("block-curl.so"), "qemu-block-extra"),
     // Disks in a registry of containers.
     need(Probe::Program("docker-registry"), "docker-registry"),
+    // A cluster of Ceph's, and a server of files by ssh.
+    need(Probe::QemuModule("block-rbd.so"), "qemu-block-extra"),
+    need(Probe::Program("ceph-mon"), "ceph-mon"),
+    need(Probe::Program("ceph-osd"), "ceph-osd"),
+    need(Probe::Program("rbd"), "ceph-common"),
+    need(Probe::Program("ssh"), "openssh-client"),
+    need(Probe::File("/usr/sbin/sshd"), "openssh-server"),
     // The suite of QEMU's own tests calls these.
     need(Probe::Program("python3"), "python3"),
     need(Probe::Program("bc"), "bc"),
@@ -90,6 +99,7 @@ impl Need {
         match self.probe {
             Probe::Program(name) => process::find_program(name).is_some(),
             Probe::Qemu(name) => qemu_major(name).is_some_and(|version| version >= QEMU_MAJOR_MIN),
+            Probe::File(path) => std::path::Path::new(path).exists(),
             Probe::Library(name) => Command::new("pkg-config")
                 .args(["--exists", name])
                 .status()

@@ -11,13 +11,17 @@ use vellum_storage::WriteFlags;
 use vellum_storage::file::{Create, FileOptions, FileStorage, Locks};
 use vellum_storage::lock::Permissions;
 
-use crate::create_options::{CreateSettings, not_creatable};
+use crate::create_options::{
+    CreateSettings, OBJECT_SIZE, OptionDescription, all_options, not_creatable,
+};
 use crate::encryption;
 use crate::nbd_name;
 use crate::open::open_file;
 use crate::probe::is_format_name;
+use crate::rbd_name;
 use crate::{
-    ImageSpec, OpenFlags, checksums, error_text, filename, open_device, repository, url_name,
+    ImageSpec, OpenFlags, checksums, created_elsewhere, error_text, filename, open_device,
+    repository, url_name,
 };
 
 const SECTOR_BYTES: u64 = 512;
@@ -57,7 +61,8 @@ fn invalid(message: impl Into<String>) -> Error {
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for a format or a file that cannot be made.
 pub fn settings(filename: &str, format: &str) -> Result<CreateSettings> {
-    let settings = CreateSettings::new(format).ok_or_else(|| invalid(not_creatable(format)))?;
+    let options = options_on(format, filename).ok_or_else(|| invalid(not_creatable(format)))?;
+    let settings = CreateSettings::of(options);
     if filename.starts_with("json:") {
         return Err(invalid("Unknown protocol 'json'"));
     }
@@ -78,6 +83,16 @@ pub fn settings(filename: &str, format: &str) -> Result<CreateSettings> {
     }
     filename::node_options(filename)?;
     Ok(settings)
+}
+
+/// The options of a format on a file of this name.
+pub fn options_on(format: &str, filename: &str) -> Option<Vec<OptionDescription>> {
+    let mut options = all_options(format)?;
+    let is_rbd = filename::protocol(filename) == Some(rbd_name::SCHEME);
+    if is_rbd && !options.iter().any(|option| option.name == OBJECT_SIZE.name) {
+        options.push(OBJECT_SIZE);
+    }
+    Some(options)
 }
 
 /// Takes the names of a backing file and of its format into settings.
@@ -213,11 +228,22 @@ enum Target {
     File(Arc<FileStorage>, Option<PathBuf>),
     /// An export that is there already.
     Export(Arc<dyn Storage>),
+    /// What was made on another machine.
+    Elsewhere(Arc<dyn Storage>),
 }
 
 impl Target {
     /// Makes or opens what a name means.
-    async fn open(name: &str) -> Result<Target> {
+    async fn open(name: &str, settings: &CreateSettings) -> Result<Target> {
+        if created_elsewhere::is_elsewhere(name) {
+            let object_bytes = match settings.knows("encrypt.format") {
+                // It is that of qcow2.
+                true => None,
+                false => settings.integer("cluster_size"),
+            };
+            let made = created_elsewhere::create(name, object_bytes).await?;
+            return Ok(Target::Elsewhere(made));
+        }
         if !filename::protocol(name).is_some_and(nbd_name::is_scheme) {
             let path = filename::local_path(name)?;
             let left_over = checksums::own_beside(&path).await;
@@ -240,7 +266,7 @@ impl Target {
     fn storage(&self) -> Arc<dyn Storage> {
         match self {
             Target::File(file, _) => file.clone(),
-            Target::Export(export) => export.clone(),
+            Target::Export(storage) | Target::Elsewhere(storage) => storage.clone(),
         }
     }
 
@@ -254,16 +280,40 @@ impl Target {
                 }
                 remove_after_failure(&filename::local_path(name)?, result)
             }
-            Target::Export(export) => match result {
-                Ok(value) => {
-                    export.flush().await?;
-                    export.close().await?;
-                    Ok(value)
+            Target::Export(storage) => end_use(&storage, result).await,
+            Target::Elsewhere(storage) => {
+                let result = end_use(&storage, result).await;
+                if result.is_err() {
+                    created_elsewhere::remove(name).await;
                 }
-                // The first error is the one to tell.
-                Err(error) => export.close().await.and(Err(error)),
-            },
+                result
+            }
         }
+    }
+
+    /// Makes room for a raw image, or for what stands before one.
+    async fn make_room(&self, size_bytes: u64, preallocation: Preallocation) -> Result<()> {
+        match self {
+            Target::File(file, _) => fill_raw(file, size_bytes, preallocation).await,
+            Target::Export(export) => claim_export(export, size_bytes).await,
+            Target::Elsewhere(_) if preallocation != Preallocation::Off => {
+                Err(invalid("This protocol knows no preallocation"))
+            }
+            Target::Elsewhere(storage) => storage.truncate(size_bytes).await,
+        }
+    }
+}
+
+/// Ends the use of a storage that an image was made in.
+async fn end_use<T>(storage: &Arc<dyn Storage>, result: Result<T>) -> Result<T> {
+    match result {
+        Ok(value) => {
+            storage.flush().await?;
+            storage.close().await?;
+            Ok(value)
+        }
+        // The first error is the one to tell.
+        Err(error) => storage.close().await.and(Err(error)),
     }
 }
 
@@ -323,11 +373,8 @@ async fn make_raw(name: &str, settings: &CreateSettings) -> Result<()> {
     if preallocation == Preallocation::Metadata {
         return Err(invalid("Unsupported preallocation mode: metadata"));
     }
-    let target = Target::open(name).await?;
-    let filled = match &target {
-        Target::File(file, _) => fill_raw(file, size_bytes, preallocation).await,
-        Target::Export(export) => claim_export(export, size_bytes).await,
-    };
+    let target = Target::open(name, settings).await?;
+    let filled = target.make_room(size_bytes, preallocation).await;
     let filled = filled.map_err(|error| match error.errno() {
         libc::EFBIG => too_large_for_raw(),
         _ => error,
@@ -405,12 +452,9 @@ async fn make_luks(name: &str, settings: &CreateSettings) -> Result<()> {
         .and_then(|size| size.checked_add(volume.header_bytes()))
         .filter(|&whole| whole <= i64::MAX as u64)
         .ok_or_else(|| invalid("The requested file size is too large"))?;
-    let target = Target::open(name).await?;
+    let target = Target::open(name, settings).await?;
     let made = async {
-        match &target {
-            Target::File(file, _) => fill_raw(file, whole, preallocation).await?,
-            Target::Export(export) => claim_export(export, whole).await?,
-        }
+        target.make_room(whole, preallocation).await?;
         let file = target.storage();
         let header = Buffers::from_iter([Buffer::copy_of(&volume.bytes)]);
         file.write(0, header, WriteFlags::default()).await?;
@@ -429,7 +473,7 @@ async fn make_qcow2(name: &str, settings: &CreateSettings) -> Result<()> {
         ));
     }
     options.validate()?;
-    let target = Target::open(name).await?;
+    let target = Target::open(name, settings).await?;
     let made = fill_qcow2(&target, &options).await;
     target.end(name, made).await
 }
@@ -438,6 +482,7 @@ async fn fill_qcow2(target: &Target, options: &CreateOptions) -> Result<()> {
     match target {
         Target::File(file, _) => file.set_permissions_patiently(Permissions::WRITER).await?,
         Target::Export(export) => claim_export(export, 0).await?,
+        Target::Elsewhere(_) => {}
     }
     let Some(name) = &options.data_file else {
         return create::create(target.storage(), None, options).await;

@@ -49,7 +49,7 @@ const fn option(
 
 use OptionType::{Bool, Number, Size, Text};
 
-const SIZE: OptionDescription = option("size", Size, "Virtual disk size", None);
+pub(crate) const SIZE: OptionDescription = option("size", Size, "Virtual disk size", None);
 const PREALLOCATION_QCOW2: &str =
     "Preallocation mode (allowed values: off, metadata, falloc, full)";
 const PREALLOCATION_FILE: &str = "Preallocation mode (allowed values: off, falloc, full)";
@@ -255,6 +255,10 @@ const FILE: &[OptionDescription] = &[
         None,
     ),
 ];
+
+/// What an image on Ceph takes beside.
+pub(crate) const OBJECT_SIZE: OptionDescription =
+    option("cluster_size", Size, "RBD object size", None);
 
 /// Options of devices, which are there already.
 const HOST_DEVICE: &[OptionDescription] = &[

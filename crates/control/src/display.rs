@@ -8,8 +8,10 @@ use crate::json;
 use crate::nbd_name;
 use crate::open::node_options;
 use crate::options::{Options, Scalar};
+use crate::rbd_name;
 use crate::repository;
 use crate::spec::ImageSpec;
+use crate::ssh_name;
 use crate::url_name;
 
 /// What is known of a driver's names.
@@ -202,6 +204,14 @@ fn name_of_leaf(driver: &str, options: &Options) -> Option<Name> {
         }
         repository::DRIVER => {
             let (plain, named) = repository::name_of(options);
+            json.extend(named);
+            plain
+        }
+        rbd_name::SCHEME | ssh_name::SCHEME => {
+            let (plain, named) = match driver {
+                rbd_name::SCHEME => rbd_name::name_of(options),
+                _ => ssh_name::name_of(options),
+            };
             json.extend(named);
             plain
         }

@@ -4,7 +4,9 @@ use vellum::{Error, ErrorKind, Result};
 
 use crate::nbd_name;
 use crate::options::Options;
+use crate::rbd_name;
 use crate::repository;
+use crate::ssh_name;
 use crate::url_name;
 
 /// Protocols whose names are taken apart here.
@@ -65,6 +67,11 @@ pub fn node_options(name: &str) -> Result<Options> {
     if let Some(scheme) = protocol(name).filter(|protocol| url_name::is_scheme(protocol)) {
         return Ok(url_name::options(name, scheme));
     }
+    match protocol(name) {
+        Some(rbd_name::SCHEME) => return rbd_name::options(name),
+        Some(ssh_name::SCHEME) => return ssh_name::options(name),
+        _ => {}
+    }
     let Some(known) = protocol(name).filter(|protocol| OURS.contains(protocol)) else {
         options.set_text("filename", local_path(name)?);
         return Ok(options);
@@ -114,7 +121,8 @@ pub fn schemes() -> impl Iterator<Item = &'static str> {
     let others = OURS
         .iter()
         .chain(nbd_name::SCHEMES)
-        .chain(url_name::SCHEMES);
+        .chain(url_name::SCHEMES)
+        .chain(&[rbd_name::SCHEME, ssh_name::SCHEME]);
     std::iter::once("file").chain(others.copied())
 }
 

@@ -132,7 +132,7 @@ fn split_authority(authority: &str) -> Option<(&str, u16)> {
 }
 
 /// A part of a URI without its percent signs; `None` if that is no text.
-fn decode(text: &str) -> Option<String> {
+pub(crate) fn decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {

@@ -155,14 +155,20 @@ pub fn remove(id: &str) -> bool {
 /// # Errors
 /// If there is none, or it is no text.
 pub fn passphrase(id: &str) -> Result<Passphrase> {
-    let found = secrets().get(id).map(|secret| secret.passphrase.clone());
-    let Some(secret) = found else {
-        return Err(invalid(format!("No secret with id '{id}'")));
-    };
+    let secret = bytes(id)?;
     if std::str::from_utf8(secret.bytes()).is_err() {
         return Err(invalid(format!("Data from secret {id} is not valid UTF-8")));
     }
     Ok(secret)
+}
+
+/// The secret of that name, whatever bytes it has.
+///
+/// # Errors
+/// If there is none.
+pub(crate) fn bytes(id: &str) -> Result<Passphrase> {
+    let found = secrets().get(id).map(|secret| secret.passphrase.clone());
+    found.ok_or_else(|| invalid(format!("No secret with id '{id}'")))
 }
 
 /// Names begin with a letter and hold letters, digits and `-._`.

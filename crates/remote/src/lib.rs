@@ -12,6 +12,10 @@
 //! - Memory is bounded: by the cache of each storage, and twice what its readers have asked for.
 #![deny(clippy::missing_errors_doc)]
 
+#[cfg(any(feature = "rbd", feature = "ssh"))]
+mod beyond_end;
+#[cfg(any(feature = "rbd", feature = "ssh"))]
+mod blocking;
 mod blocks;
 mod cache;
 mod connection;
@@ -22,7 +26,11 @@ mod http;
 mod object;
 #[cfg(feature = "oci")]
 pub mod oci;
+#[cfg(feature = "rbd")]
+mod rbd;
 mod runtime;
+#[cfg(feature = "ssh")]
+mod ssh;
 mod storage;
 mod streams;
 
@@ -31,4 +39,8 @@ pub use connection::{ConnectionOptions, Login};
 pub use http::{Credentials, HttpOptions};
 #[cfg(feature = "s3")]
 pub use object::{Bucket, BucketObject, ObjectCredentials, ObjectOptions, Upload, upload};
+#[cfg(feature = "rbd")]
+pub use rbd::{Encryption, EncryptionFormat, RbdOptions, RbdStorage, create_image, remove_image};
+#[cfg(feature = "ssh")]
+pub use ssh::{HashKind, HostKeyCheck, SshOptions, SshStorage};
 pub use storage::RemoteStorage;

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use vellum_control::create::{self, CreateRequest};
 use vellum_control::create_options::{
-    all_options, asks_for_help, format_options, help_text, is_option_list, not_creatable,
+    asks_for_help, format_options, help_text, is_option_list, not_creatable,
 };
 use vellum_control::error_text;
 use vellum_io::lane;
@@ -59,8 +59,8 @@ pub fn add_options(all: &mut Option<String>, text: String) -> Result<(), Failure
 pub fn print_option_help(format: &str, filename: Option<&str>) -> Outcome {
     let unknown = || Failure::Message(not_creatable(format));
     match filename {
-        Some(_) => {
-            let options = all_options(format).ok_or_else(unknown)?;
+        Some(filename) => {
+            let options = create::options_on(format, filename).ok_or_else(unknown)?;
             report::print(format_args!("Supported options:\n{}", help_text(&options)));
         }
         None => {

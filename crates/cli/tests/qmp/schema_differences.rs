@@ -25,6 +25,7 @@
     ("blockdev-add<http>.bearer-token-secret is ours", "beyond QEMU's"),
     ("blockdev-add<http>.keep-size is ours", "beyond QEMU's"),
     ("blockdev-add<https>.", "options beyond QEMU's"),
+    ("blockdev-add<ssh>.timeout is ours", "beyond QEMU's"),
     ("blockdev-add.driver = ours", "files on other machines, and caches of them"),
     ("blockdev-add<qcow2>", "options beyond QEMU's"),
     (

@@ -90,6 +90,7 @@ fn protocols_and_descriptions_need_leave_of_their_own() {
         "json:{\"driver\":\"raw\",\"file\":{\"driver\":\"host_device\",\"filename\":\"/dev/sda\"}}",
         "json:not JSON at all",
         "ssh://host/x",
+        "rbd:pool/image:conf=/etc/ceph.conf",
         "fat:/",
     ] {
         let image = || with_backing(name, Some("raw"));

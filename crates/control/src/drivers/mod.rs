@@ -28,6 +28,11 @@ mod object;
 mod object;
 mod preallocate;
 mod quorum;
+#[cfg(feature = "rbd")]
+mod rbd;
+#[cfg(not(feature = "rbd"))]
+#[path = "no_remote.rs"]
+mod rbd;
 #[cfg(feature = "remote")]
 mod remote_cache;
 #[cfg(not(feature = "remote"))]
@@ -36,6 +41,11 @@ mod remote_cache;
 mod repository;
 #[cfg(feature = "remote")]
 mod server_options;
+#[cfg(feature = "ssh")]
+mod ssh;
+#[cfg(not(feature = "ssh"))]
+#[path = "no_remote.rs"]
+mod ssh;
 mod throttle;
 
 use std::future::Future;
@@ -51,6 +61,10 @@ use crate::options::Options;
 pub use names::option_names;
 #[cfg(feature = "s3")]
 pub(crate) use object::take as object_options;
+#[cfg(feature = "rbd")]
+pub(crate) use rbd::{create as create_rbd, remove as remove_rbd};
+#[cfg(feature = "ssh")]
+pub(crate) use ssh::create as create_ssh;
 
 /// A node on its way.
 pub(crate) type Opening = Pin<Box<dyn Future<Output = Result<OpenedNode>>>>;
@@ -129,11 +143,13 @@ static DRIVERS: &[Driver] = &[
     format("raw", |o, c, a| {
         Box::pin(open_format(Some(Format::Raw { probed: false }), o, c, a))
     }),
+    protocol("rbd", |o, c, a| Box::pin(rbd::open("rbd", o, c, a))),
     protocol("repository", |o, c, a| Box::pin(repository::open(o, c, a))),
     protocol("s3", |o, c, a| Box::pin(object::open("s3", o, c, a))),
     protocol("snapshot-access", |o, c, a| {
         Box::pin(copy_before_write::open_snapshot(o, c, a))
     }),
+    protocol("ssh", |o, c, a| Box::pin(ssh::open("ssh", o, c, a))),
     protocol("throttle", |o, c, a| Box::pin(throttle::open(o, c, a))),
 ];
 

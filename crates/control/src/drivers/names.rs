@@ -57,6 +57,39 @@ fn of_servers(driver: &str) -> &'static [&'static str] {
     }
 }
 
+/// Those of images on other machines that may be written.
+fn of_far_disks(driver: &str) -> &'static [&'static str] {
+    match driver {
+        "rbd" => &[
+            "pool",
+            "namespace",
+            "image",
+            "snapshot",
+            "conf",
+            "user",
+            "key-secret",
+            "auth-client-required",
+            "server",
+            "encrypt.format",
+            "encrypt.key-secret",
+        ],
+        // By SSH.
+        _ => &[
+            "server.host",
+            "server.port",
+            "path",
+            "user",
+            "host",
+            "port",
+            "host-key-check.mode",
+            "host-key-check.type",
+            "host-key-check.hash",
+            "host_key_check",
+            "timeout",
+        ],
+    }
+}
+
 /// What a node of a driver may be told, beside its children.
 fn own(driver: &str) -> &'static [&'static str] {
     match driver {
@@ -76,6 +109,7 @@ fn own(driver: &str) -> &'static [&'static str] {
         "file" | "host_device" | "host_cdrom" => &["filename", "aio", "locking"],
         "repository" => &["path", "tag", "number", "push"],
         "http" | "https" | "s3" | "gs" | "az" | "cache" => of_servers(driver),
+        "rbd" | "ssh" => of_far_disks(driver),
         "nbd" => &[
             "server.type",
             "server.path",

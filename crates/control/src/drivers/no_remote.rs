@@ -14,6 +14,8 @@ pub(super) async fn open(
 ) -> Result<OpenedNode> {
     let feature = match driver {
         "http" | "https" | "cache" => "remote",
+        "rbd" => "rbd",
+        "ssh" => "ssh",
         _ => "s3",
     };
     let message = format!("The protocol '{driver}' requires a build with the feature '{feature}'");

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use serde_json::Value;
 
-use crate::create_options::CreateSettings;
+use crate::create_options::{CreateSettings, OBJECT_SIZE, SIZE};
 use crate::driver_names;
 use crate::options::Options;
 use crate::qmp::{Arguments, Failure, Outcome};
@@ -64,6 +64,7 @@ pub(super) async fn begin(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outco
         "file" => take_file(options)?,
         "qcow2" => take_qcow2(options)?,
         "luks" => take_luks(options)?,
+        driver @ ("rbd" | "ssh") => take_elsewhere(driver, options)?,
         other if driver_names().contains(&other) || OTHER_FORMATS.contains(&other) => {
             options.finish()?;
             return Err(Failure::new("Driver does not support blockdev-create"));
@@ -232,6 +233,26 @@ fn take_encryption(taker: Taker, encrypt: Arguments) -> Result<Taker, Failure> {
         options,
         settings: taker.settings,
     })
+}
+
+/// What is made on another machine.
+fn take_elsewhere(driver: &str, options: Arguments) -> Result<(Made, CreateSettings), Failure> {
+    let settings = CreateSettings::of(vec![SIZE, OBJECT_SIZE]);
+    let mut taker = Taker { options, settings };
+    let location = taker.options.need_object("location")?;
+    let mut location = location.into_options()?;
+    location.set_text("driver", driver);
+    taker.need_size()?;
+    if driver == "rbd" {
+        taker.size("cluster-size", "cluster_size")?;
+        if taker.options.object("encrypt")?.is_some() {
+            return Err(Failure::new(
+                "Images that librbd encrypts are made with 'rbd encryption format'",
+            ));
+        }
+    }
+    taker.options.finish()?;
+    Ok((Made::Elsewhere(location), taker.settings))
 }
 
 fn take_luks(options: Arguments) -> Result<(Made, CreateSettings), Failure> {

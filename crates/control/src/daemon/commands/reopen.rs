@@ -73,7 +73,8 @@ fn check(options: Options, prefix: &str) -> Result<Options, Failure> {
     if matches!(driver, "file" | "host_device" | "host_cdrom") && !has("filename") {
         return missing("filename");
     }
-    let is_bottom = BOTTOM.contains(&driver) || url_name::is_scheme(driver);
+    let is_bottom =
+        BOTTOM.contains(&driver) || url_name::is_scheme(driver) || matches!(driver, "rbd" | "ssh");
     if !is_bottom && driver != "blkverify" && !has(below) {
         return missing(below);
     }
@@ -83,7 +84,15 @@ fn check(options: Options, prefix: &str) -> Result<Options, Failure> {
         known
             .iter()
             .any(|known| known.split('.').next() == Some(first))
-            || matches!(first, "image" | "data-file" | "server" | "encrypt")
+            || matches!(
+                first,
+                "image"
+                    | "data-file"
+                    | "server"
+                    | "encrypt"
+                    | "host-key-check"
+                    | "auth-client-required"
+            )
             || first.starts_with("inject-error")
             || first.starts_with("set-state")
             || first.contains("child-perms")

@@ -8,6 +8,7 @@ use vellum_jobs::live::CopyOutcome;
 use super::{Job, Work};
 use crate::create_in;
 use crate::create_options::CreateSettings;
+use crate::created_elsewhere;
 use crate::file_node::FileUse;
 use crate::flags::OpenFlags;
 use crate::gate::FilePolicy;
@@ -37,6 +38,8 @@ pub(in crate::daemon) enum Made {
     Qcow2(Place, Option<Place>),
     /// A luks volume.
     Luks(Place),
+    /// What a node of these options shows.
+    Elsewhere(Options),
 }
 
 /// A creation.
@@ -104,6 +107,14 @@ impl Create {
     async fn make(&mut self) -> Result<()> {
         match std::mem::replace(&mut self.made, Made::File(String::new())) {
             Made::File(path) => create_in::file(&path, &self.settings).await,
+            Made::Elsewhere(location) => {
+                let size_bytes = self.settings.integer("size").unwrap_or(0);
+                let object_bytes = self.settings.integer("cluster_size");
+                let made = created_elsewhere::create_node(location, size_bytes, object_bytes);
+                let storage = made.await?;
+                let flushed = storage.flush().await;
+                storage.close().await.and(flushed)
+            }
             Made::Luks(place) => {
                 let (storage, _) = self.open(&place).await?;
                 create_in::luks(storage, &self.settings).await

@@ -1,0 +1,157 @@
+//! A Ceph cluster of one monitor and one disk on loopback, without authentication.
+
+use std::fs;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::place::{Place, output};
+
+/// A process that is killed when it is dropped.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A running cluster, with a pool `rbd`.
+pub struct Ceph {
+    _monitor: Killed,
+    _disk: Killed,
+    pub conf: String,
+    pub monitor_port: u16,
+}
+
+fn uuid() -> String {
+    let read = fs::read_to_string("/proc/sys/kernel/random/uuid").expect("a number");
+    read.trim().to_owned()
+}
+
+/// Two neighbouring ports that nobody has just now.
+fn free_ports() -> u16 {
+    for _ in 0..100 {
+        let first = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = first.local_addr().expect("an address").port();
+        if port < u16::MAX && TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
+            return port;
+        }
+    }
+    panic!("no two free ports");
+}
+
+fn start(program: &str, words: &[&str]) -> Killed {
+    let child = Command::new(program)
+        .arg("-f")
+        .args(words)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let message = format!("{program} is missing: run `cargo xtask setup`");
+    Killed(child.expect(&message))
+}
+
+fn run(program: &str, words: &[&str]) -> String {
+    let done = output(Command::new(program).args(words));
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{program} {words:?}: {said}");
+    String::from_utf8_lossy(&done.stdout).into_owned()
+}
+
+impl Ceph {
+    pub fn start(place: &Place) -> Ceph {
+        let ceph = (0..5).find_map(|number| Self::try_start(place, number));
+        let ceph = ceph.expect("a monitor that answers");
+        let until = Instant::now() + Duration::from_secs(120);
+        while !run("ceph", &["-c", &ceph.conf, "osd", "stat"]).contains("1 up") {
+            assert!(Instant::now() < until, "the disk does not come up");
+            thread::sleep(Duration::from_millis(100));
+        }
+        run(
+            "ceph",
+            &["-c", &ceph.conf, "osd", "pool", "create", "rbd", "8", "8"],
+        );
+        ceph.rbd(&["pool", "init", "rbd"]);
+        ceph
+    }
+
+    /// A cluster in a folder of its own, unless its monitor does not answer: somebody else has taken a
+    /// port meanwhile.
+    fn try_start(place: &Place, number: u32) -> Option<Ceph> {
+        let path = |name: &str| place.path(&format!("ceph-{number}")).join(name);
+        let conf = path("ceph.conf").display().to_string();
+        let port = free_ports();
+        let (v2, v1) = (port, port + 1);
+        let (fsid, folder) = (uuid(), path("").display().to_string());
+        for name in ["mon", "osd"] {
+            fs::create_dir_all(path(name)).expect("a folder");
+        }
+        let text = format!(
+            "[global]\nfsid = {fsid}\nmon host = [v2:127.0.0.1:{v2},v1:127.0.0.1:{v1}]\n\
+             public addr = 127.0.0.1\ncluster addr = 127.0.0.1\n\
+             auth cluster required = none\nauth service required = none\n\
+             auth client required = none\nosd pool default size = 1\n\
+             osd pool default min size = 1\nosd pool default pg autoscale mode = off\n\
+             osd crush chooseleaf type = 0\nmon allow pool size one = true\n\
+             mon data avail warn = 1\nmon data avail crit = 1\nmon data = {folder}/mon\n\
+             osd data = {folder}/osd\nosd objectstore = bluestore\n\
+             bluestore block size = 2147483648\nbluestore cache autotune = false\n\
+             bluestore cache size = 67108864\nosd memory target = 939524096\n\
+             rbd default features = 61\nrun dir = {folder}\nlog file = {folder}/$name.log\n\
+             admin socket = \n"
+        );
+        fs::write(&conf, text).expect("a file");
+        let map = path("monmap").display().to_string();
+        let address = format!("[v2:127.0.0.1:{v2},v1:127.0.0.1:{v1}]");
+        run(
+            "monmaptool",
+            &["--create", "--fsid", &fsid, "--addv", "a", &address, &map],
+        );
+        run(
+            "ceph-mon",
+            &["--mkfs", "-i", "a", "--monmap", &map, "-c", &conf],
+        );
+        let monitor = start("ceph-mon", &["-i", "a", "-c", &conf]);
+        let disk = uuid();
+        let ask = ["--connect-timeout", "40", "-c", &conf, "osd", "new", &disk];
+        let done = output(Command::new("ceph").args(ask));
+        if !done.status.success() {
+            eprintln!("{}", String::from_utf8_lossy(&done.stderr));
+            return None;
+        }
+        run(
+            "ceph-osd",
+            &["-i", "0", "--mkfs", "--osd-uuid", &disk, "-c", &conf],
+        );
+        let osd = start("ceph-osd", &["-i", "0", "-c", &conf]);
+        Some(Ceph {
+            _monitor: monitor,
+            _disk: osd,
+            conf,
+            monitor_port: v1,
+        })
+    }
+
+    /// Runs Ceph's own tool for images.
+    pub fn rbd(&self, words: &[&str]) -> String {
+        run("rbd", &[&["-c", &self.conf], words].concat())
+    }
+
+    /// The name of an image of the pool, with what else is set.
+    pub fn name(&self, image: &str) -> String {
+        format!("rbd:rbd/{image}:conf={}", self.conf)
+    }
+
+    /// What an image holds, as Ceph's tool tells it.
+    pub fn content(&self, place: &Place, image: &str) -> Vec<u8> {
+        let file = place.path("exported").display().to_string();
+        let _ = fs::remove_file(&file);
+        self.rbd(&["export", "--no-progress", image, &file]);
+        fs::read(file).expect("a file")
+    }
+}

@@ -1,0 +1,373 @@
+//! [`SshStorage`]: a file on another machine as a storage.
+//!
+//! A file that is only read outlives its connection: another one is made, if the file is still what it
+//! was. One that is written does not: what the server had not made durable may be lost, and whoever has
+//! written must learn of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use vellum_io::buffer::total_len;
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result};
+use vellum_storage::{Capabilities, Storage, WriteFlags, ZeroFlags};
+
+use super::options::SshOptions;
+use super::pieces::{cut, join, lengths};
+use super::session::Session;
+use crate::beyond_end::BeyondEnd;
+use crate::blocking;
+use crate::failure;
+
+/// Zeroes are written out in pieces of this size, so many at a time.
+const ZERO_CHUNK_BYTES: u64 = 1 << 20;
+
+/// A file on another machine.
+#[derive(Debug)]
+pub struct SshStorage {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    options: SshOptions,
+    session: Mutex<Arc<Session>>,
+    /// One at a time connects anew; why that has failed the last time.
+    connecting: async_lock::Mutex<Option<Error>>,
+    /// How often it has failed.
+    failures: AtomicU64,
+    len_bytes: AtomicU64,
+    /// Why a flush has failed: none succeeds after it (rule 11).
+    failed_flush: Mutex<Option<Error>>,
+    told_no_fsync: AtomicBool,
+    closed: AtomicBool,
+}
+
+impl SshStorage {
+    /// Connects and opens the file, or makes it.
+    ///
+    /// # Errors
+    /// What `ssh` says, and the server; if nobody answers in time.
+    pub async fn open(options: SshOptions) -> Result<Arc<Self>> {
+        if options.host.is_empty() || options.host.starts_with('-') {
+            let message = format!("'{}' is no host", options.host);
+            return Err(Error::new(ErrorKind::InvalidArgument, "open", message));
+        }
+        let session = connect(&options).await?;
+        let len_bytes = session.state().len_bytes;
+        Ok(Arc::new(SshStorage {
+            shared: Arc::new(Shared {
+                options,
+                session: Mutex::new(Arc::new(session)),
+                connecting: async_lock::Mutex::new(None),
+                failures: AtomicU64::new(0),
+                len_bytes: AtomicU64::new(len_bytes),
+                failed_flush: Mutex::new(None),
+                told_no_fsync: AtomicBool::new(false),
+                closed: AtomicBool::new(false),
+            }),
+        }))
+    }
+
+    fn refuse<T>(&self, operation: &'static str) -> Io<T> {
+        let error = Error::new(ErrorKind::ReadOnly, operation, "the file is read-only");
+        Io::ready(Err(error.target(self.name())))
+    }
+}
+
+async fn connect(options: &SshOptions) -> Result<Session> {
+    let given = options.clone();
+    let opened = blocking::run(move || Session::open(&given)).await;
+    opened.map_err(|error| error.target(&options.name))
+}
+
+impl Shared {
+    fn session(&self) -> Arc<Session> {
+        self.session.lock().clone()
+    }
+
+    fn named(&self, error: Error, offset_bytes: u64) -> Error {
+        error.target(&self.options.name).at(offset_bytes)
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes.load(Ordering::Acquire)
+    }
+
+    async fn read(&self, offset_bytes: u64, buffers: Buffers) -> Result<Buffers> {
+        let lengths = lengths(&buffers);
+        let session = self.session();
+        let failed = match read(&session, offset_bytes, buffers).await {
+            Ok(buffers) => return Ok(buffers),
+            Err(error) => self.named(error, offset_bytes),
+        };
+        if !session.is_dead() || self.options.writable || self.closed.load(Ordering::Acquire) {
+            return Err(failed);
+        }
+        let session = self.connect_anew(&session).await?;
+        let buffers = lengths.into_iter().map(Buffer::for_read).collect();
+        let read = read(&session, offset_bytes, buffers).await;
+        read.map_err(|error| self.named(error, offset_bytes))
+    }
+
+    /// Another session than one that is dead.
+    async fn connect_anew(&self, dead: &Arc<Session>) -> Result<Arc<Session>> {
+        let failures = self.failures.load(Ordering::Acquire);
+        let mut last = self.connecting.lock().await;
+        let now = self.session();
+        if !Arc::ptr_eq(&now, dead) {
+            return Ok(now);
+        }
+        if let Some(error) = &*last
+            && self.failures.load(Ordering::Acquire) != failures
+        {
+            // It was tried while this one waited: a hundred that wait are told together.
+            return Err(error.clone());
+        }
+        let connected = match connect(&self.options).await {
+            Ok(session) if session.state() != dead.state() => {
+                let how = "its length or its time";
+                Err(failure::changed(&self.options.name, how))
+            }
+            connected => connected,
+        };
+        match connected {
+            Ok(session) => {
+                let session = Arc::new(session);
+                *self.session.lock() = session.clone();
+                Ok(session)
+            }
+            Err(error) => {
+                self.failures.fetch_add(1, Ordering::AcqRel);
+                *last = Some(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    async fn write(&self, offset_bytes: u64, buffers: Buffers, fua: bool) -> Result<Buffers> {
+        let end_bytes = offset_bytes.saturating_add(total_len(&buffers));
+        self.len_bytes.fetch_max(end_bytes, Ordering::AcqRel);
+        let lengths = lengths(&buffers);
+        let session = self.session();
+        let mut at = offset_bytes;
+        let begun: Vec<_> = cut(buffers, session.most_write_bytes())
+            .into_iter()
+            .map(|part| {
+                let part_bytes = total_len(&part);
+                let written = session.write(at, part);
+                at += part_bytes;
+                written
+            })
+            .collect();
+        let mut pieces = Vec::new();
+        let mut failed = None;
+        for written in begun {
+            // All of them end before the request does.
+            match written.wait().await {
+                Ok(part) => pieces.extend(part),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        if let Some(error) = failed {
+            return Err(self.named(error, offset_bytes));
+        }
+        if fua {
+            self.flush().await?;
+        }
+        Ok(join(pieces, &lengths))
+    }
+
+    async fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, fua: bool) -> Result<()> {
+        let end_bytes = offset_bytes.saturating_add(len_bytes);
+        let mut at = offset_bytes;
+        while at < end_bytes {
+            let part_bytes = ZERO_CHUNK_BYTES.min(end_bytes - at);
+            let zeroes = Buffers::from_iter([Buffer::zeroed(part_bytes as usize)]);
+            self.write(at, zeroes, false).await?;
+            at += part_bytes;
+        }
+        match fua {
+            true => self.flush().await,
+            false => Ok(()),
+        }
+    }
+
+    async fn flush(&self) -> Result<()> {
+        if let Some(error) = &*self.failed_flush.lock() {
+            return Err(error.clone());
+        }
+        let session = self.session();
+        if !session.has_fsync() {
+            if !self.told_no_fsync.swap(true, Ordering::Relaxed) {
+                (self.options.notice)(&format!(
+                    "{}: the server cannot make writes durable (it lacks fsync@openssh.com): \
+                     what is flushed may be lost if it fails",
+                    self.options.name
+                ));
+            }
+            return Ok(());
+        }
+        let flushed = session.fsync().wait().await;
+        flushed.map(|_| ()).map_err(|error| {
+            let error = error.target(&self.options.name);
+            self.failed_flush.lock().get_or_insert(error).clone()
+        })
+    }
+
+    async fn truncate(&self, len_bytes: u64) -> Result<()> {
+        let set = self.session().set_len(len_bytes).wait().await;
+        set.map_err(|error| error.target(&self.options.name))?;
+        self.len_bytes.store(len_bytes, Ordering::Release);
+        Ok(())
+    }
+
+    async fn close(&self) -> Result<()> {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let closed = self.session().close().await;
+        match closed {
+            Err(error) if self.options.writable => Err(error.target(&self.options.name)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Reads; what the file has no bytes for, since it is shorter now, is zeroes.
+async fn read(session: &Session, offset_bytes: u64, buffers: Buffers) -> Result<Buffers> {
+    let lengths = lengths(&buffers);
+    let mut at = offset_bytes;
+    let begun: Vec<_> = cut(buffers, session.most_read_bytes())
+        .into_iter()
+        .map(|part| {
+            let (begin, part_bytes) = (at, total_len(&part));
+            at += part_bytes;
+            (begin, part_bytes, session.read(begin, part))
+        })
+        .collect();
+    let mut pieces = Vec::new();
+    for (begin, part_bytes, answer) in begun {
+        let (part, read_bytes) = answer.wait().await?;
+        match read_bytes == part_bytes {
+            true => pieces.extend(part),
+            false => {
+                let rest = read_rest(session, begin, part_bytes, (part, read_bytes)).await?;
+                pieces.push(rest);
+            }
+        }
+    }
+    Ok(join(pieces, &lengths))
+}
+
+/// Reads on where a server has given less than it was asked for.
+async fn read_rest(
+    session: &Session,
+    begin_bytes: u64,
+    len_bytes: u64,
+    first: (Buffers, u64),
+) -> Result<Buffer> {
+    let mut whole = Buffer::zeroed(len_bytes as usize);
+    let (mut part, mut read_bytes) = first;
+    let mut done = 0;
+    while read_bytes > 0 {
+        let mut got = Buffer::join_all(part);
+        got.truncate(read_bytes as usize);
+        whole[done..done + got.len()].copy_from_slice(&got);
+        done += got.len();
+        if done == whole.len() {
+            break;
+        }
+        let wanted = Buffers::from_iter([Buffer::for_read(whole.len() - done)]);
+        (part, read_bytes) = session
+            .read(begin_bytes + done as u64, wanted)
+            .wait()
+            .await?;
+    }
+    Ok(whole)
+}
+
+impl Storage for SshStorage {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            has_zero_init: true,
+            read_only: !self.shared.options.writable,
+            growable: true,
+            ..Capabilities::default()
+        }
+    }
+
+    fn name(&self) -> &str {
+        &self.shared.options.name
+    }
+
+    fn len_bytes(&self) -> Result<u64> {
+        Ok(self.shared.len_bytes())
+    }
+
+    fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
+        let inside_bytes = self.shared.len_bytes().saturating_sub(offset_bytes);
+        let shared = self.shared.clone();
+        if total_len(&buffers) <= inside_bytes {
+            return Io::start(async move { shared.read(offset_bytes, buffers).await });
+        }
+        let (inside, beyond) = BeyondEnd::split(buffers, inside_bytes);
+        if inside_bytes == 0 {
+            return Io::ready(Ok(beyond.join(inside)));
+        }
+        Io::start(async move { Ok(beyond.join(shared.read(offset_bytes, inside).await?)) })
+    }
+
+    fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
+        let shared = self.shared.clone();
+        match shared.options.writable {
+            true => Io::start(async move { shared.write(offset_bytes, buffers, flags.fua).await }),
+            false => self.refuse("write"),
+        }
+    }
+
+    fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()> {
+        let shared = self.shared.clone();
+        if !shared.options.writable {
+            return self.refuse("write zeroes");
+        }
+        if flags.no_fallback {
+            let message = "SFTP knows no zeroes but those that are written out";
+            let error = Error::new(ErrorKind::Unsupported, "write zeroes", message);
+            return Io::ready(Err(error.target(self.name()).at(offset_bytes)));
+        }
+        Io::start(async move {
+            shared
+                .write_zeroes(offset_bytes, len_bytes, flags.fua)
+                .await
+        })
+    }
+
+    fn discard(&self, _offset_bytes: u64, _len_bytes: u64) -> Io<()> {
+        match self.shared.options.writable {
+            true => Io::ready(Ok(())),
+            false => self.refuse("discard"),
+        }
+    }
+
+    fn flush(&self) -> Io<()> {
+        let shared = self.shared.clone();
+        match shared.options.writable {
+            true => Io::start(async move { shared.flush().await }),
+            false => Io::ready(Ok(())),
+        }
+    }
+
+    fn truncate(&self, len_bytes: u64) -> Io<()> {
+        let shared = self.shared.clone();
+        match shared.options.writable {
+            true => Io::start(async move { shared.truncate(len_bytes).await }),
+            false => self.refuse("truncate"),
+        }
+    }
+
+    fn close(&self) -> Io<()> {
+        let shared = self.shared.clone();
+        Io::start(async move { shared.close().await })
+    }
+}
