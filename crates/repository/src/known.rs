@@ -14,6 +14,9 @@ use crate::codec::{Hash, PushId};
 use crate::names;
 use crate::repository::{REQUESTS_AT_ONCE, Repository, Used};
 
+/// The number of the first list that another push makes for one that was killed: beyond all of its own.
+const FIRST_LATER_LIST: u32 = 90_000_000;
+
 /// A segment among all that a push knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct SegmentNumber(pub(crate) u32);
@@ -144,7 +147,8 @@ impl Known {
         self.add_all(number, &listed.index);
     }
 
-    /// Looks into the segments of a push that was killed; says how many there are.
+    /// Looks into the segments of a push that was killed, and lists them, which it may not have come to;
+    /// says how many there are.
     pub(crate) async fn load_killed(
         &mut self,
         repository: &Repository,
@@ -153,7 +157,7 @@ impl Known {
     ) -> Result<usize> {
         let objects = repository.objects();
         let listed = objects.list(&names::parts(names::SEGMENTS, push)).await?;
-        let mut count = 0;
+        let mut found = Vec::new();
         for object in listed {
             let Some((_, number)) = names::parse_part(names::SEGMENTS, &object.key) else {
                 continue;
@@ -172,20 +176,23 @@ impl Known {
             }
             let index = objects.get_range(&object.key, footer.index_range()).await?;
             let whole = *blake3::hash(&index).as_bytes() == footer.index_hash;
-            let index = SegmentIndex::decode(&index, footer.chunks);
-            if let (true, Ok(index)) = (whole, index) {
-                self.add_listed(
-                    segments,
-                    push,
-                    &Listed {
-                        number,
-                        index,
-                        footer,
-                    },
-                );
-                count += 1;
+            let Ok(decoded) = SegmentIndex::decode(&index, footer.chunks) else {
+                continue;
+            };
+            if whole {
+                let listed = Listed {
+                    number,
+                    index: decoded,
+                    footer,
+                };
+                self.add_listed(segments, push, &listed);
+                found.push((number, index));
             }
         }
-        Ok(count)
+        for (list, part) in (FIRST_LATER_LIST..).zip(found.chunks(hash_list::MOST_SEGMENTS)) {
+            let key = names::part(names::INDEXES, push, list);
+            objects.put(&key, hash_list::encode(part)).await?;
+        }
+        Ok(found.len())
     }
 }
