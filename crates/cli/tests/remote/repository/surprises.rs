@@ -1,0 +1,231 @@
+//! What happens between pushes, and to a repository, that nobody would expect.
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::super::place::Place;
+use super::Ours;
+
+#[test]
+fn what_a_bitmap_cannot_know_is_noticed() {
+    let place = Place::with_disk();
+    let ours = Ours {
+        place: &place,
+        gateway: None,
+    };
+    // Cut off, and longer again: what was there is zeroes now.
+    let disk = "www/disk.qcow2";
+    ours.good(&["push", "--track", disk, "r:vm"]);
+    for size in ["21M", "64M"] {
+        place.good("qemu-img", &["resize", "-q", "--shrink", disk, size]);
+    }
+    let pushed = ours.json(&["push", "--track", disk, "r:vm"]);
+    assert_eq!(pushed["read"], 0);
+    ours.good(&["compare", "-f", "raw", "repository:r:vm", disk]);
+    // The backing file changes, or is another one.
+    for (name, pattern) in [("base1", 1), ("base2", 2)] {
+        place.good("qemu-img", &["create", "-q", "-f", "qcow2", name, "8M"]);
+        place.good(
+            "qemu-io",
+            &["-c", &format!("write -P {pattern} 0 2M"), name],
+        );
+    }
+    place.good(
+        "qemu-img",
+        &[
+            "create", "-q", "-f", "qcow2", "-b", "base1", "-F", "qcow2", "top",
+        ],
+    );
+    ours.good(&["push", "--track", "top", "r:top"]);
+    let pushed = ours.json(&["push", "--track", "top", "r:top"]);
+    assert_eq!(
+        (&pushed["incremental"], &pushed["read"]),
+        (&true.into(), &0.into())
+    );
+    let changes: [(&str, &[&str]); 3] = [
+        ("qemu-io", &["-c", "write -P 3 1M 1M", "base1"]),
+        (
+            "qemu-img",
+            &["rebase", "-u", "-b", "base2", "-F", "qcow2", "top"],
+        ),
+        ("qemu-img", &["rebase", "-u", "-b", "", "top"]),
+    ];
+    for (program, words) in changes {
+        place.good(program, words);
+        ours.good(&["push", "--track", "top", "r:top"]);
+        ours.good(&["compare", "-f", "raw", "repository:r:top", "top"]);
+    }
+    // Nothing can change in a disk without length.
+    place.good("qemu-img", &["create", "-q", "-f", "qcow2", "nothing", "0"]);
+    ours.good(&["push", "--track", "nothing", "r:nothing"]);
+    ours.refused(
+        &["bitmap", "--add", "nothing", "b"],
+        "The disk has no length",
+    );
+    place.good("qemu-img", &["check", "nothing"]);
+}
+
+#[test]
+fn a_bitmap_in_a_copy_is_not_believed() {
+    let place = Place::with_disk();
+    let ours = Ours {
+        place: &place,
+        gateway: None,
+    };
+    let disk = "www/disk.qcow2";
+    place.good("qemu-img", &["snapshot", "-c", "before", disk]);
+    place.good("qemu-io", &["-c", "write -P 8 2M 1M", disk]);
+    ours.good(&["push", "--track", disk, "r:vm"]);
+    // The copy has the bitmap of now, and what the snapshot holds.
+    let words = [
+        "convert",
+        "-l",
+        "before",
+        "-O",
+        "qcow2",
+        "--bitmaps",
+        disk,
+        "copy.qcow2",
+    ];
+    place.good("qemu-img", &words);
+    ours.good(&["push", "--track", "copy.qcow2", "r:vm"]);
+    ours.good(&["compare", "-f", "raw", "repository:r:vm", "copy.qcow2"]);
+    // One that is switched off knows nothing of what comes after.
+    place.good(
+        "qemu-img",
+        &["bitmap", "--add", "--disable", "copy.qcow2", "b"],
+    );
+    ours.refused(&["push", "--bitmap", "b", "copy.qcow2", "r:vm"], "disabled");
+    // Whoever writes to such a file by itself tells no bitmap.
+    let options = "data_file=data.raw,data_file_raw=on";
+    place.good(
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "-o", options, "x", "1M"],
+    );
+    ours.refused(&["push", "--track", "x", "r:x"], "without a raw data file");
+}
+
+#[test]
+fn an_overlay_stands_on_the_disk_that_it_was_made_on() {
+    let place = Place::with_disk();
+    let ours = Ours {
+        place: &place,
+        gateway: None,
+    };
+    ours.good(&["push", "www/disk.raw", "r:vm"]);
+    ours.good(&["open", "r:vm", "top.qcow2"]);
+    ours.good(&[
+        "compare",
+        "top.qcow2",
+        "www/disk.raw",
+        "-f",
+        "qcow2",
+        "-F",
+        "raw",
+    ]);
+    fs::rename(place.path("r"), place.path("old")).expect("a name");
+    ours.good(&["push", "www/disk.qcow2", "r:vm"]);
+    ours.refused(
+        &["info", "--backing-chain", "top.qcow2"],
+        "another disk now",
+    );
+}
+
+#[test]
+fn pull_leaves_alone_what_is_in_use() {
+    let place = Place::with_disk();
+    let ours = Ours {
+        place: &place,
+        gateway: None,
+    };
+    ours.good(&["push", "www/disk.raw", "r:vm"]);
+    place.good(
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "used.qcow2", "1M"],
+    );
+    place.good_command(
+        Command::new("chmod")
+            .arg("600")
+            .arg(place.path("used.qcow2")),
+    );
+    fs::create_dir(place.path("links")).expect("a folder");
+    let socket = place.path("used.sock").display().to_string();
+    let mut server = ours.command(&["nbd", "-t", "-f", "qcow2", "-k", &socket, "used.qcow2"]);
+    let server = server.stdout(Stdio::null()).spawn().expect("our program");
+    let server = super::super::server::Killed(server);
+    let until = std::time::Instant::now() + Duration::from_secs(20);
+    while !place.path("used.sock").exists() {
+        assert!(std::time::Instant::now() < until, "no socket");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    ours.refused(&["pull", "r:vm", "used.qcow2"], "lock");
+    drop(server);
+    ours.good(&["pull", "r:vm", "used.qcow2"]);
+    ours.good(&[
+        "compare",
+        "used.qcow2",
+        "www/disk.raw",
+        "-f",
+        "qcow2",
+        "-F",
+        "raw",
+    ]);
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let mode = fs::metadata(place.path("used.qcow2"))
+        .expect("it is there")
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+    symlink("../new.qcow2", place.path("links/link.qcow2")).expect("a link");
+    ours.good(&["pull", "r:vm", "links/link.qcow2"]);
+    assert!(place.path("new.qcow2").is_file() && place.path("links/link.qcow2").is_symlink());
+}
+
+#[test]
+fn what_does_not_belong_there_is_named_and_left_alone() {
+    use std::os::unix::fs::symlink;
+    let place = Place::with_disk();
+    let ours = Ours {
+        place: &place,
+        gateway: None,
+    };
+    ours.good(&["push", "www/disk.raw", "r:vm"]);
+    // A manifest that was damaged: everything else goes on, but for what removes.
+    let damaged = place.path("r/tags/vm/0000000002");
+    fs::write(&damaged, "x").expect("a file");
+    let said = ours.run(&["repo", "list", "r"]);
+    assert_eq!(said.code, Some(2));
+    assert!(
+        said.out.contains("vm@1") && said.err.contains("tags/vm/0000000002"),
+        "{}",
+        said.err
+    );
+    ours.good(&["push", "www/disk.raw", "r:other"]);
+    ours.refused(&["repo", "gc", "r"], "tags/vm/0000000002");
+    ours.good(&["repo", "remove", "r:vm"]);
+    ours.good(&["repo", "gc", "r"]);
+    fs::create_dir_all(place.path("r/sessions")).expect("a folder");
+    fs::write(place.path("r/sessions/large"), vec![b'x'; 80 << 10]).expect("a file");
+    fs::create_dir_all(place.path("r/garbage")).expect("a folder");
+    fs::write(place.path("r/garbage/letter"), "x").expect("a file");
+    ours.good(&["push", "www/disk.raw", "r:other"]);
+    ours.good(&["repo", "gc", "r"]);
+    assert!(place.path("r/garbage/letter").exists());
+    // Links lead to what is somebody else's.
+    fs::create_dir(place.path("else")).expect("a folder");
+    fs::write(place.path("else/letter"), "x").expect("a file");
+    fs::remove_file(place.path("r/garbage/letter")).expect("a file");
+    fs::remove_dir(place.path("r/garbage")).expect("a folder");
+    symlink("../else", place.path("r/garbage")).expect("a link");
+    ours.refused(&["repo", "gc", "r"], "is a link");
+    assert!(place.path("else/letter").exists());
+    fs::remove_file(place.path("r/garbage")).expect("a link");
+    symlink("../../else", place.path("r/tags/linked")).expect("a link");
+    ours.refused(&["push", "www/disk.raw", "r:linked"], "is a link");
+    ours.refused(&["repo", "gc", "r"], "is a link");
+    fs::remove_file(place.path("r/tags/linked")).expect("a link");
+    assert_eq!(ours.verify("r")["problems"], Value::Array(Vec::new()));
+}
