@@ -74,7 +74,6 @@ pub(crate) fn invalid(message: impl Into<String>) -> Error {
 
 impl OpenedNode {
     /// A file on another machine, to be read: nothing here protects it.
-    #[cfg(feature = "remote")]
     pub(crate) fn remote(driver: &'static str, storage: Arc<dyn Storage>) -> OpenedNode {
         OpenedNode {
             driver,

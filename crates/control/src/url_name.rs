@@ -52,6 +52,7 @@ pub fn is_store(protocol: &str) -> bool {
 ///
 /// # Errors
 /// In QEMU's words for its drivers.
+#[cfg(any(feature = "remote", test))]
 pub fn check(driver: &str, url: &str) -> Result<()> {
     let rest = url.strip_prefix(driver);
     if rest.is_some_and(|rest| rest.starts_with("://")) {

@@ -14,24 +14,17 @@ mod copy_on_read;
 mod file;
 #[cfg(feature = "remote")]
 mod http;
-#[cfg(not(feature = "remote"))]
-#[path = "no_remote.rs"]
-mod http;
 pub(crate) mod luks;
 mod names;
 mod nbd;
+#[cfg(not(all(feature = "rbd", feature = "remote", feature = "s3", feature = "ssh")))]
+mod no_remote;
 mod null;
 #[cfg(feature = "s3")]
-mod object;
-#[cfg(not(feature = "s3"))]
-#[path = "no_remote.rs"]
 mod object;
 mod preallocate;
 mod quorum;
 #[cfg(feature = "rbd")]
-mod rbd;
-#[cfg(not(feature = "rbd"))]
-#[path = "no_remote.rs"]
 mod rbd;
 #[cfg(feature = "remote")]
 mod remote_cache;
@@ -42,9 +35,6 @@ mod repository;
 #[cfg(feature = "remote")]
 mod server_options;
 #[cfg(feature = "ssh")]
-mod ssh;
-#[cfg(not(feature = "ssh"))]
-#[path = "no_remote.rs"]
 mod ssh;
 mod throttle;
 
@@ -59,6 +49,14 @@ use crate::graph::{OpenContext, OpenedNode};
 use crate::open::{Format, open_format};
 use crate::options::Options;
 pub use names::option_names;
+#[cfg(not(feature = "remote"))]
+use no_remote as http;
+#[cfg(not(feature = "s3"))]
+use no_remote as object;
+#[cfg(not(feature = "rbd"))]
+use no_remote as rbd;
+#[cfg(not(feature = "ssh"))]
+use no_remote as ssh;
 #[cfg(feature = "s3")]
 pub(crate) use object::take as object_options;
 #[cfg(feature = "rbd")]
