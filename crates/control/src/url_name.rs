@@ -1,5 +1,6 @@
 //! URLs of files on web servers and of objects in stores, to options and back.
 
+#[cfg(any(feature = "remote", test))]
 use vellum::{Error, ErrorKind, Result};
 
 use crate::options::{Options, Scalar};

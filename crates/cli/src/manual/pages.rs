@@ -1,6 +1,8 @@
 //! What manuals tell of each tool beside its options: how it is called, examples, and exit
 //! codes. Helps under our own name show the examples too.
 
+mod elsewhere;
+
 /// A command line and what it does.
 pub type Example = (&'static str, &'static str);
 /// An exit code and what it means.
@@ -70,12 +72,16 @@ static PAGES: &[(&str, Page)] = &[
     ("mount", MOUNT),
     ("nbd", NBD),
     ("oci", OCI),
+    ("open", page(elsewhere::OPEN)),
+    ("pull", page(elsewhere::PULL)),
+    ("push", page(elsewhere::PUSH)),
     ("rebase", page(REBASE)),
-    ("receive", page(RECEIVE)),
+    ("receive", page(elsewhere::RECEIVE)),
+    ("repo", elsewhere::REPO),
     ("resize", page(RESIZE)),
     ("scrub", SCRUB),
     ("seal", page(SEAL)),
-    ("send", page(SEND)),
+    ("send", page(elsewhere::SEND)),
     ("serve", SERVE),
     ("snapshot", page(SNAPSHOT)),
     ("verify", VERIFY),
@@ -479,21 +485,6 @@ const REBASE: &[Example] = &[
     ),
 ];
 
-const RECEIVE: &[Example] = &[
-    (
-        "vellum receive disk.qcow2 < disk.stream",
-        "a new disk, or the changes of one that is there",
-    ),
-    (
-        "vellum receive -O raw disk.raw < disk.stream",
-        "the same in another format",
-    ),
-    (
-        "vellum receive --resume-token disk.qcow2",
-        "what 'send --resume' needs after a stream was cut off",
-    ),
-];
-
 const RESIZE: &[Example] = &[
     ("vellum resize disk.qcow2 +10G", "larger by so much"),
     (
@@ -542,21 +533,6 @@ const SEAL: &[Example] = &[
         "the hashes of a disk of any format in a file beside it",
     ),
     ("vellum seal --unseal base.qcow2", "let it be changed again"),
-];
-
-const SEND: &[Example] = &[
-    (
-        "vellum send disk.qcow2 | ssh host vellum receive disk.qcow2",
-        "a copy of the disk on another machine",
-    ),
-    (
-        "vellum send disk.qcow2 --since monday | ssh host vellum receive disk.qcow2",
-        "what the bitmap 'monday' calls dirty",
-    ),
-    (
-        "vellum send -o disk.stream disk.qcow2",
-        "a file to be received later",
-    ),
 ];
 
 const VERIFY: Page = Page {

@@ -3,11 +3,11 @@
 
 use std::fs;
 use std::io;
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,8 +19,18 @@ pub struct Gateway {
     process: Option<Killed>,
     /// Where clients come.
     port: u16,
-    /// Where the store listens; 0: it is away.
+    /// Where the store listens, at an address of its own; 0: it is away.
     inside: Arc<AtomicU16>,
+    address: Ipv4Addr,
+}
+
+/// An address that no other store, of this process or another one, listens at: who finds a port
+/// free at the common one may find it taken when the store has started.
+fn own_address() -> Ipv4Addr {
+    static COUNT: AtomicU8 = AtomicU8::new(0);
+    let count = COUNT.fetch_add(1, Ordering::SeqCst);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, 64 + count % 128, high, low.max(1))
 }
 
 /// Leads bytes both ways until either side ends.
@@ -58,11 +68,13 @@ impl Gateway {
             process: None,
             port: listener.local_addr().expect("an address").port(),
             inside: inside.clone(),
+            address: own_address(),
         };
+        let address = gateway.address;
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 // Whoever comes while the store is away is sent away, too.
-                let store = TcpStream::connect(("127.0.0.1", inside.load(Ordering::SeqCst)));
+                let store = TcpStream::connect((address, inside.load(Ordering::SeqCst)));
                 if let Ok(store) = store {
                     lead_on(&client, &store);
                 }
@@ -82,7 +94,7 @@ impl Gateway {
     pub fn come_back(&mut self, place: &Place) {
         for _ in 0..10 {
             let port = free_port();
-            if let Some(process) = Self::serve(place, port) {
+            if let Some(process) = Self::serve(place, (self.address, port)) {
                 self.process = Some(process);
                 self.inside.store(port, Ordering::SeqCst);
                 return;
@@ -93,14 +105,14 @@ impl Gateway {
     }
 
     /// The process, unless it ends: somebody else has taken the port meanwhile.
-    fn serve(place: &Place, port: u16) -> Option<Killed> {
+    fn serve(place: &Place, (address, port): (Ipv4Addr, u16)) -> Option<Killed> {
         for folder in ["store/images", "sidecar"] {
             fs::create_dir_all(place.path(folder)).expect("a folder");
         }
         let log = fs::File::create(place.path("gateway.log")).expect("a file");
         let child = Command::new(program())
             .args(["--access", KEY, "--secret", SECRET, "--port"])
-            .arg(format!("127.0.0.1:{port}"))
+            .arg(format!("{address}:{port}"))
             .args(["posix", "--sidecar"])
             .arg(place.path("sidecar"))
             .arg(place.path("store"))
@@ -114,7 +126,7 @@ impl Gateway {
         let is_listening = || {
             let log = fs::read_to_string(place.path("gateway.log"));
             log.is_ok_and(|log| log.contains("listening on"))
-                && TcpStream::connect(("127.0.0.1", port)).is_ok()
+                && TcpStream::connect((address, port)).is_ok()
         };
         while !is_listening() {
             assert!(Instant::now() < until, "versitygw does not listen");
