@@ -88,7 +88,8 @@ fn disks_of_several_processes_share_a_cache_and_live_through_an_outage() {
         let socket = place.path(&format!("socket{number}"));
         let mut command = Command::new(place.path("bin/qemu-nbd"));
         command
-            .args(["-r", "-t", "-f", "qcow2", "-k"])
+            // Several at once: one waits while another one reads.
+            .args(["-r", "-t", "-e", "0", "-f", "qcow2", "-k"])
             .arg(&socket)
             .arg(&image);
         command

@@ -247,21 +247,23 @@ pub(crate) fn refuse_writes() -> Error {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
     fn names_are_taken_apart() {
-        let told = |name: &str| options(name).map(|options| options.to_json().to_string());
-        assert_eq!(told("/mnt/r").unwrap(), r#"{"path":"/mnt/r"}"#);
-        let full = r#"{"path":"/a:b/r","tag":"vm","number":3}"#;
+        let told = |name: &str| options(name).map(|options| options.to_json());
+        assert_eq!(told("/mnt/r").unwrap(), json!({"path": "/mnt/r"}));
+        let full = json!({"path": "/a:b/r", "tag": "vm", "number": 3});
         assert_eq!(told("/a:b/r:vm@3").unwrap(), full);
-        let url = r#"{"url":"s3://b/r","tag":"vm"}"#;
+        let url = json!({"url": "s3://b/r", "tag": "vm"});
         assert_eq!(told("s3://b/r:vm").unwrap(), url);
-        assert_eq!(told("s3://b/r").unwrap(), r#"{"url":"s3://b/r"}"#);
+        assert_eq!(told("s3://b/r").unwrap(), json!({"url": "s3://b/r"}));
         let json = r#"json:{"driver":"repository","url":"s3://b/r","endpoint":"http://h"}"#;
         assert_eq!(
             told(json).unwrap(),
-            r#"{"url":"s3://b/r","endpoint":"http://h"}"#
+            json!({"url": "s3://b/r", "endpoint": "http://h"})
         );
         for wrong in [
             "",
