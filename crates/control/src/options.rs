@@ -422,6 +422,21 @@ pub fn size_value(key: &str, text: &str) -> Result<u64> {
     })
 }
 
+/// Options as tests write them, or what is wrong with what they were to be read from.
+#[cfg(test)]
+pub(crate) fn told(options: Result<Options>) -> String {
+    match options {
+        Err(error) => error.message().to_owned(),
+        Ok(options) => {
+            let words = options.iter().map(|(key, value)| match value {
+                Scalar::Text(text) => format!("{key}={text}"),
+                other => format!("{key}={other:?}"),
+            });
+            words.collect::<Vec<_>>().join(" ")
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

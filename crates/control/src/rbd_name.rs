@@ -181,16 +181,7 @@ mod tests {
     use super::*;
 
     fn told(name: &str) -> String {
-        match options(name) {
-            Err(error) => error.message().to_owned(),
-            Ok(options) => {
-                let words = options.iter().map(|(key, value)| match value {
-                    Scalar::Text(text) => format!("{key}={text}"),
-                    other => format!("{key}={other:?}"),
-                });
-                words.collect::<Vec<_>>().join(" ")
-            }
-        }
+        crate::options::told(options(name))
     }
 
     #[test]

@@ -15,11 +15,12 @@
 //! does no harm when it goes on.
 
 use std::collections::HashSet;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use vellum_io::{Error, ErrorKind, Result};
 
+use crate::clock::local_seconds;
 use crate::codec::{PushId, from_hex};
 use crate::holder::Holder;
 use crate::lock::Lock;
@@ -85,8 +86,7 @@ struct Note {
 pub async fn gc(repository: &Repository, options: &GcOptions) -> Result<Collected> {
     if options.dry_run {
         // Whoever may only read can ask, too; by the clock of this machine.
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        return collect(repository, options, now.map_or(0, |now| now.as_secs())).await;
+        return collect(repository, options, local_seconds()).await;
     }
     let lock = Lock::take(repository, &options.holder, options.break_lock).await?;
     let collected = collect(repository, options, lock.now_seconds).await;
@@ -109,26 +109,19 @@ async fn collect(
     // Others are nobody's.
     notes.retain(|note| is_note(&note.key));
     let before = repository.used().await?;
-    let mut running = HashSet::new();
-    for found in session::all(repository).await? {
-        let silent = now_seconds.saturating_sub(found.changed_seconds);
-        if silent <= options.stale.as_secs() {
-            running.insert(found.session.push);
-        } else if !options.dry_run {
-            let why = format!("it had given no sign of life for {silent} seconds");
-            session::give_up(repository, &found.session, &why).await?;
-            collected.given_up += 1;
-        }
-    }
+    let running = running(repository, options, now_seconds, &mut collected).await?;
     let after = repository.used().await?;
     let is_used = |key: &str| is_used(&before, key) || is_used(&after, key);
-    let mut dead = Vec::new();
+    let (mut dead, mut ended_notes) = (Vec::new(), Vec::new());
     let mut noted = HashSet::new();
-    for note in &notes {
+    for note in notes {
         let (ended, keys) = read_note(repository, &note.key, &running).await?;
         let keys = keys.into_iter().filter(|key| !is_used(key));
         match ended {
-            true => dead.extend(listed_of(&listed, keys)),
+            true => {
+                dead.extend(listed_of(&listed, keys));
+                ended_notes.push(note.key);
+            }
             false => noted.extend(keys),
         }
     }
@@ -164,10 +157,31 @@ async fn collect(
         repository
             .remove_all(dead.into_iter().map(|object| object.key).collect())
             .await?;
-        remove_notes(repository, &notes, &running).await?;
+        repository.remove_all(ended_notes).await?;
         objects.remove_unfinished(options.stale).await?;
     }
     Ok(collected)
+}
+
+/// The pushes that run; those without a sign of life are given up.
+async fn running(
+    repository: &Repository,
+    options: &GcOptions,
+    now_seconds: u64,
+    collected: &mut Collected,
+) -> Result<HashSet<PushId>> {
+    let mut running = HashSet::new();
+    for found in session::all(repository).await? {
+        let silent = now_seconds.saturating_sub(found.changed_seconds);
+        if silent <= options.stale.as_secs() {
+            running.insert(found.session.push);
+        } else if !options.dry_run {
+            let why = format!("it had given no sign of life for {silent} seconds");
+            session::give_up(repository, &found.session, &why).await?;
+            collected.given_up += 1;
+        }
+    }
+    Ok(running)
 }
 
 fn is_note(key: &str) -> bool {
@@ -241,17 +255,4 @@ async fn write_note(
     let hash = blake3::hash(&content).to_hex();
     let key = format!("{}{hash}", names::GARBAGE);
     repository.objects().put(&key, content).await
-}
-
-async fn remove_notes(
-    repository: &Repository,
-    notes: &[ObjectInfo],
-    running: &HashSet<PushId>,
-) -> Result<()> {
-    for note in notes {
-        if read_note(repository, &note.key, running).await?.0 {
-            repository.objects().remove(&note.key).await?;
-        }
-    }
-    Ok(())
 }

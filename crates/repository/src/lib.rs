@@ -12,6 +12,7 @@
 //! - Under a number of a tag there is one manifest at most, for ever; of two pushes one fails.
 #![deny(clippy::missing_errors_doc)]
 
+mod clock;
 pub mod codec;
 mod folder;
 mod gc;

@@ -1,9 +1,10 @@
 //! Removes disks. What they alone led to is removed by [`crate::gc`].
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use vellum_io::{Error, ErrorKind, Result};
 
+use crate::clock::local_seconds;
 use crate::codec::manifest::{Entry, Manifest, Tombstone, TombstoneKind};
 use crate::holder::Holder;
 use crate::lock::Lock;
@@ -86,8 +87,7 @@ async fn prune_locked(
             Ok(())
         })
         .await?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.map_or(0, |now| now.as_secs());
+    let now = local_seconds();
     let mut pruned = Vec::new();
     let mut seen: Option<(TagName, u64)> = None;
     for disk in disks {

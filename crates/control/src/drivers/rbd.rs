@@ -12,6 +12,8 @@ use crate::graph::{OpenContext, OpenedNode, invalid, refuse_unknown};
 use crate::options::{Options, Scalar};
 use crate::{rbd_name, secret};
 
+use super::server_options::refuse_left;
+
 const DRIVER: &str = "rbd";
 
 pub(super) async fn open(
@@ -125,7 +127,7 @@ fn take_list(mut list: Options) -> Result<Vec<String>> {
         }
         found.push(one);
     }
-    nothing_left(&list, "auth-client-required")?;
+    refuse_left(&list, "auth-client-required")?;
     Ok(found)
 }
 
@@ -141,21 +143,14 @@ fn take_servers(mut list: Options) -> Result<Vec<String>> {
             Some(Scalar::Number(number)) => number.to_string(),
             _ => return Err(invalid("Parameter 'server.port' is missing")),
         };
-        nothing_left(&server, "server")?;
+        refuse_left(&server, "server")?;
         found.push(match host.contains(':') {
             true => format!("[{host}]:{port}"),
             false => format!("{host}:{port}"),
         });
     }
-    nothing_left(&list, "server")?;
+    refuse_left(&list, "server")?;
     Ok(found)
-}
-
-fn nothing_left(list: &Options, name: &str) -> Result<()> {
-    match list.keys().next() {
-        None => Ok(()),
-        Some(key) => Err(invalid(format!("Parameter '{name}.{key}' is unexpected"))),
-    }
 }
 
 fn take_encryption(mut options: Options) -> Result<Option<Encryption>> {
@@ -180,7 +175,7 @@ fn take_encryption(mut options: Options) -> Result<Option<Encryption>> {
     let Some(id) = options.take_text("key-secret")? else {
         return Err(invalid("Parameter 'encrypt.key-secret' is missing"));
     };
-    nothing_left(&options, "encrypt")?;
+    refuse_left(&options, "encrypt")?;
     let passphrase = Zeroizing::new(secret::bytes(&id)?.bytes().to_vec());
     Ok(Some(Encryption { format, passphrase }))
 }

@@ -25,19 +25,32 @@ pub(super) fn take_readahead(options: &mut Options) -> Result<Option<u64>> {
     Ok(readahead_bytes)
 }
 
-pub(super) fn take_times(options: &mut Options) -> Result<ConnectionOptions> {
-    let timeout = options.take_number("timeout")?;
-    if timeout.is_some_and(|seconds| seconds > MOST_TIMEOUT_SECONDS) {
-        return Err(invalid("timeout parameter is too large or negative"));
-    }
-    let mut connection = ConnectionOptions::default();
-    // 0 is no time at all, and in QEMU none that ends.
-    connection.timeout = match timeout {
-        Some(0) => Duration::from_secs(MOST_TIMEOUT_SECONDS),
-        Some(seconds) => Duration::from_secs(seconds),
-        None => connection.timeout,
+/// The option `timeout`.
+pub(super) fn take_timeout(options: &mut Options) -> Result<Option<Duration>> {
+    let seconds = match options.take_number("timeout")? {
+        // 0 is no time at all, and in QEMU none that ends.
+        Some(0) => Some(MOST_TIMEOUT_SECONDS),
+        Some(seconds) if seconds > MOST_TIMEOUT_SECONDS => {
+            return Err(invalid("timeout parameter is too large or negative"));
+        }
+        seconds => seconds,
     };
+    Ok(seconds.map(Duration::from_secs))
+}
+
+pub(super) fn take_times(options: &mut Options) -> Result<ConnectionOptions> {
+    let mut connection = ConnectionOptions::default();
+    connection.timeout = take_timeout(options)?.unwrap_or(connection.timeout);
     Ok(connection)
+}
+
+/// Refuses what is left of a group of options, `name`, when all that are known were taken.
+#[cfg(any(feature = "rbd", feature = "ssh"))]
+pub(super) fn refuse_left(group: &Options, name: &str) -> Result<()> {
+    match group.keys().next() {
+        None => Ok(()),
+        Some(key) => Err(invalid(format!("Parameter '{name}.{key}' is unexpected"))),
+    }
 }
 
 /// The proxy's and the certificates' options.

@@ -1,7 +1,6 @@
 //! `ssh`: files on other machines, by the system's `ssh`.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use vellum::{Result, Storage};
 use vellum_remote::{HashKind, HostKeyCheck, SshOptions, SshStorage};
@@ -11,9 +10,9 @@ use crate::graph::{OpenContext, OpenedNode, invalid, refuse_unknown};
 use crate::options::{Options, Scalar};
 use crate::{ssh_name, stderr};
 
+use super::server_options::{refuse_left, take_timeout};
+
 const DRIVER: &str = "ssh";
-/// The limit of other drivers' timeouts.
-const MOST_TIMEOUT_SECONDS: u64 = 10_000;
 
 pub(super) async fn open(
     _driver: &'static str,
@@ -69,9 +68,7 @@ fn take(options: &mut Options) -> Result<SshOptions> {
     ] {
         server.take(accepted);
     }
-    if let Some(key) = server.keys().next() {
-        return Err(invalid(format!("Parameter 'server.{key}' is unexpected")));
-    }
+    refuse_left(&server, "server")?;
     let Some(path) = options.take_text("path")? else {
         return Err(invalid("Parameter 'path' is missing"));
     };
@@ -80,14 +77,7 @@ fn take(options: &mut Options) -> Result<SshOptions> {
     file.port = port;
     file.user = options.take_text("user")?;
     file.host_key_check = take_check(options)?;
-    match options.take_number("timeout")? {
-        Some(0) => file.timeout = Duration::from_secs(MOST_TIMEOUT_SECONDS),
-        Some(seconds) if seconds <= MOST_TIMEOUT_SECONDS => {
-            file.timeout = Duration::from_secs(seconds);
-        }
-        Some(_) => return Err(invalid("timeout parameter is too large or negative")),
-        None => {}
-    }
+    file.timeout = take_timeout(options)?.unwrap_or(file.timeout);
     file.notice = stderr::print_line;
     Ok(file)
 }
@@ -131,11 +121,7 @@ fn take_check(options: &mut Options) -> Result<HostKeyCheck> {
     let mut group = options.take_group("host-key-check");
     let mode = group.take_text("mode")?;
     let (kind, hash) = (group.take_text("type")?, group.take_text("hash")?);
-    if let Some(key) = group.keys().next() {
-        return Err(invalid(format!(
-            "Parameter 'host-key-check.{key}' is unexpected"
-        )));
-    }
+    refuse_left(&group, "host-key-check")?;
     if mode.is_none() {
         return old.map_or(Ok(HostKeyCheck::KnownHosts), |old| parse_check(&old));
     }

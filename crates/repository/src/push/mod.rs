@@ -19,13 +19,14 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use vellum::BlockDevice;
 use vellum_io::executor::JoinHandle;
 use vellum_io::{Buffer, Error, ErrorKind, Result, buffer, lane, spawn};
 
+use crate::clock::local_seconds;
 use crate::codec::manifest::{Cost, Entry, Manifest, TombstoneKind};
 use crate::codec::piece::{Piece, Source};
 use crate::codec::{CHUNK_BYTES, Hash, MOST_DISK_BYTES, PushId, segment};
@@ -219,8 +220,7 @@ async fn push_in(
         disk_bytes,
     );
     pipeline.finish(&mut manifest).await?;
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    manifest.created_seconds = since.map_or(0, |since| since.as_secs());
+    manifest.created_seconds = local_seconds();
     manifest.host.clone_from(&options.holder.host);
     manifest.base = base.map(|base| base.push);
     commit(repository, &manifest).await?;
@@ -320,7 +320,7 @@ impl Pipeline {
     ) -> Result<()> {
         while let Some(span) = plan.next().await? {
             self.begin(span);
-            if plan.finished_piece().is_some() {
+            if plan.ends_piece() {
                 self.reading.push_back(Reading::EndOfPiece);
             }
             while self.reading.len() > AT_ONCE {

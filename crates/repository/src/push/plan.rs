@@ -143,12 +143,12 @@ impl<'a> Plan<'a> {
         Ok(Some(span))
     }
 
-    /// Whether the piece is complete; its number then, once.
-    pub(crate) fn finished_piece(&mut self) -> Option<u64> {
-        self.chunks.is_empty().then(|| {
-            self.piece += 1;
-            self.piece - 1
-        })
+    /// Whether the last span has completed a piece: to be asked once after each, and goes on to the
+    /// next piece then.
+    pub(crate) fn ends_piece(&mut self) -> bool {
+        let ends = self.chunks.is_empty();
+        self.piece += u64::from(ends);
+        ends
     }
 
     /// What has not changed is as in the base; but where the disk knows of zeroes there are some,
