@@ -61,7 +61,9 @@ impl Directory {
         }
         if !directory.lock_file().exists() {
             let mut listed = fs::read_dir(path).map_err(|error| failed("list", path, &error))?;
-            if listed.next().is_some() && directory.stems()?.is_empty() {
+            let is_other = listed.next().is_some() && directory.stems()?.is_empty();
+            // What was listed may be the file that another process has just made it a cache with.
+            if is_other && !directory.lock_file().exists() {
                 return refuse("it is no cache, and not empty; a cache wants a folder of its own");
             }
             directory.lock()?;
@@ -274,6 +276,18 @@ mod tests {
         assert_eq!(files.data.metadata().unwrap().len(), 1 << 20);
         let (found, _) = directory.look_into(&identity("1").stem()).unwrap();
         assert_eq!(found, identity("1"));
+    }
+
+    #[test]
+    fn several_make_one_folder_a_cache() {
+        for _ in 0..200 {
+            let folder = private_folder();
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| Directory::open(folder.path()).expect("a cache"));
+                }
+            });
+        }
     }
 
     #[test]
