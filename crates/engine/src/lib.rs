@@ -179,7 +179,6 @@
 #![deny(clippy::missing_errors_doc)]
 
 pub mod blocking;
-mod changes;
 mod debug_events;
 mod delegate;
 pub mod detect_zeroes;
@@ -189,7 +188,6 @@ pub mod luks;
 pub mod nodes;
 mod preallocation;
 pub mod qcow2;
-mod range_lock;
 pub mod raw;
 
 pub use device::{

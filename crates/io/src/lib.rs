@@ -16,6 +16,8 @@
 pub mod align;
 mod block;
 pub mod buffer;
+#[doc(hidden)]
+pub mod changes;
 pub mod error;
 pub mod executor;
 mod finish_all;
@@ -24,6 +26,8 @@ pub mod io;
 pub mod lane;
 mod pool;
 pub mod program;
+#[doc(hidden)]
+pub mod range_lock;
 mod setters;
 pub mod shared_memory;
 #[doc(hidden)]

@@ -9,7 +9,12 @@ const LAYERS: &[&[&str]] = &[
     &["vellum-format", "vellum-storage"],
     &["vellum-nbd", "vellum-remote"],
     &["vellum", "vellum-tls"],
-    &["vellum-export", "vellum-jobs", "vellum-repository"],
+    &[
+        "vellum-export",
+        "vellum-foreign",
+        "vellum-jobs",
+        "vellum-repository",
+    ],
     &["vellum-control"],
     &["vellum-cli", "vellum-sim"],
 ];

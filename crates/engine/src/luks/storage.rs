@@ -20,8 +20,8 @@ use super::MasterKey;
 use super::SECTOR_BYTES;
 use super::Suite;
 use super::cipher::SectorCipher;
-use crate::range_lock::{Mode, RangeLock};
 use crate::{Buffer, Buffers, Error, ErrorKind, Io, Result, Storage};
+use vellum_io::range_lock::{Mode, RangeLock};
 
 /// Requests up to this length are worked on where they are: a change of threads takes
 /// longer than it spares the lane.

@@ -12,8 +12,8 @@ use vellum_io::spawn;
 use vellum_storage::{Event, EventListener};
 
 use crate::qcow2::Qcow2;
-use crate::range_lock::{Mode, RangeLock};
 use crate::{BlockDevice, Buffer, Io, RequestFlags, Result, ZeroRequest, delegate};
+use vellum_io::range_lock::{Mode, RangeLock};
 
 /// Copies are made in pieces of at most this size.
 const MAX_COPY_BYTES: u64 = 1 << 20;

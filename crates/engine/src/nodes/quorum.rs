@@ -16,11 +16,11 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use vellum_io::spawn;
 
-use crate::range_lock::{Mode, RangeLock};
 use crate::{
     BlockDevice, Buffer, DeviceInfo, Error, ErrorKind, Extent, ExtentKind, Io, RequestFlags,
     Result, ZeroRequest,
 };
+use vellum_io::range_lock::{Mode, RangeLock};
 use votes::Ballot;
 
 /// How reads are answered.

@@ -1,7 +1,7 @@
 //! Closing an image: everything is written back, what was taken ahead is given back, and the
 //! marks of an image in use go. In this order, so that a crash anywhere in between leaves what
 //! a crash before the close would leave, or less. No change runs meanwhile
-//! ([`changes`](crate::changes)).
+//! ([`changes`](vellum_io::changes)).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

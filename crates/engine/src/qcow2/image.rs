@@ -14,7 +14,6 @@ use vellum_io::{Error, ErrorKind, Io, Result, spawn_to_completion};
 use vellum_storage::{Event, EventListener, Storage};
 
 use crate::BlockDevice;
-use crate::changes::Changes;
 use crate::qcow2::alloc::allocator::{Allocation, Allocator};
 use crate::qcow2::alloc::lazy::LazyRefcounts;
 use crate::qcow2::alloc::unwritten::UnwrittenSubclusters;
@@ -39,7 +38,8 @@ use crate::qcow2::seal::state::SealedReads;
 use crate::qcow2::table_cache::readahead::Readahead;
 use crate::qcow2::write_buffer::buffer::WriteBuffer;
 use crate::qcow2::write_log::log::WriteLog;
-use crate::range_lock::{Mode, RangeGuard, RangeLock};
+use vellum_io::changes::Changes;
+use vellum_io::range_lock::{Mode, RangeGuard, RangeLock};
 
 /// The virtual size of an open image.
 #[derive(Debug)]

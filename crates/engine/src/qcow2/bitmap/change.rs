@@ -18,7 +18,7 @@ use super::state::{Table, Tracked};
 use super::store::NewClusters;
 use super::track::{entries_for, point_at};
 use crate::qcow2::image::Image;
-use crate::range_lock::{Mode, RangeGuard};
+use vellum_io::range_lock::{Mode, RangeGuard};
 
 const DEFAULT_GRANULARITY_BYTES: (u64, u64) = (4096, 65536);
 const EINVAL: i32 = 22;

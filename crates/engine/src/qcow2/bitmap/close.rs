@@ -12,7 +12,7 @@ use super::state::Table;
 use super::store::{Content, NewClusters, content};
 use super::track::{entries_for, point_at};
 use crate::qcow2::image::Image;
-use crate::range_lock::Mode;
+use vellum_io::range_lock::Mode;
 
 impl Image {
     /// Whether the close has bitmaps to heal, also of an image that nobody has changed.

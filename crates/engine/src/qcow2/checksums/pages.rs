@@ -17,7 +17,7 @@ use super::page_table::PageTable;
 use super::sums_file::SumsFile;
 use crate::qcow2::commit::coalesce::{Coalescer, Role};
 use crate::qcow2::messages::Messages;
-use crate::range_lock::RangeLock;
+use vellum_io::range_lock::RangeLock;
 
 /// The pages of a request; most have one.
 pub(super) type Pages = SmallVec<[Arc<Page>; 2]>;

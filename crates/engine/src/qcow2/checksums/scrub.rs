@@ -10,7 +10,7 @@ use vellum_storage::WriteFlags;
 use super::content::{page_of, sums_in};
 use super::page::{Page, regions_of};
 use super::pages::Checksums;
-use crate::range_lock::Mode;
+use vellum_io::range_lock::Mode;
 
 /// What is read at a time; a region is a multiple of it.
 pub(super) const STEP_BYTES: u64 = 1 << 20;

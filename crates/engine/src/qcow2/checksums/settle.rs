@@ -9,7 +9,7 @@ use vellum_io::{Result, lane, spawn, spawn_to_completion};
 use super::attach::rename_at_close;
 use super::page::Page;
 use super::pages::Checksums;
-use crate::range_lock::Mode;
+use vellum_io::range_lock::Mode;
 
 /// How often it is looked for regions that have come to rest: one is settled that nobody has
 /// changed for one to two of these.

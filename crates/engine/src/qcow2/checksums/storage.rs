@@ -12,7 +12,7 @@ use super::content::{Content, NewSum, ZERO_SUM, page_of, sums_in};
 use super::page::{Page, blocks_around, regions_of};
 use super::pages::{Checksums, Pages};
 use crate::qcow2::header::load::read_bytes;
-use crate::range_lock::{Mode, RangeGuard};
+use vellum_io::range_lock::{Mode, RangeGuard};
 
 /// What is zeroed, discarded or cut at a time.
 const STEP_BYTES: u64 = 64 * REGION_BYTES;

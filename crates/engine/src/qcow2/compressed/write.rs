@@ -27,7 +27,7 @@ use super::sequence::{Queue, Ticket};
 use crate::RequestFlags;
 use crate::qcow2::commit::write_order::{DropReason, WriteOrder};
 use crate::qcow2::image::Image;
-use crate::range_lock::Mode;
+use vellum_io::range_lock::Mode;
 
 /// Guest bytes that one batch has, if that is a whole cluster for each core.
 const BATCH_BYTES: u64 = 1 << 20;

@@ -13,7 +13,7 @@ use crate::qcow2::commit::write_order::{DropReason, DroppedRun};
 use crate::qcow2::create::write::region;
 use crate::qcow2::image::Image;
 use crate::qcow2::integrity::overlap::Metadata;
-use crate::range_lock::Mode;
+use vellum_io::range_lock::Mode;
 
 impl Image {
     /// Gives the L1 table at least `entries` entries.

@@ -16,7 +16,7 @@ use crate::qcow2::header::load::read_bytes;
 use crate::qcow2::image::Image;
 use crate::qcow2::integrity::errors::{bad_entry, corrupt};
 use crate::qcow2::integrity::overlap::Metadata;
-use crate::range_lock::Mode;
+use vellum_io::range_lock::Mode;
 
 /// What is written of a new table that the file does not reach yet.
 const LAST_BYTES: u64 = 4096;

@@ -26,7 +26,7 @@ use crate::ZeroRequest;
 use crate::qcow2::commit::write_order::WriteOrder;
 use crate::qcow2::create::write::{region, space as space_in};
 use crate::qcow2::image::Image;
-use crate::range_lock::Mode;
+use vellum_io::range_lock::Mode;
 
 const SECTOR_BYTES: u64 = 512;
 const EFBIG: i32 = 27;

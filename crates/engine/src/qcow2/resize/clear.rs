@@ -7,7 +7,7 @@ use vellum_io::Result;
 use vellum_storage::{Event, ZeroFlags};
 
 use crate::qcow2::image::Image;
-use crate::range_lock::Mode;
+use vellum_io::range_lock::Mode;
 
 impl Image {
     /// Unmaps every guest cluster and cuts the file where it is not used any more:

@@ -14,7 +14,7 @@ use crate::qcow2::alloc::allocator::Allocator;
 use crate::qcow2::commit::write_order::{DropReason, DroppedRun, WriteOrder};
 use crate::qcow2::image::Image;
 use crate::qcow2::integrity::errors::bad_format;
-use crate::range_lock::Mode;
+use vellum_io::range_lock::Mode;
 
 /// After so many clusters were dropped, they are made durable before more are: what
 /// is noted about them takes memory.

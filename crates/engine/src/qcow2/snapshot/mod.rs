@@ -44,8 +44,8 @@ use crate::qcow2::header::load::SnapshotTable;
 use crate::qcow2::image::Image;
 use crate::qcow2::info::{SnapshotInfo, snapshot_info};
 use crate::qcow2::open;
-use crate::range_lock::Mode;
 pub use select::SnapshotSelector;
+use vellum_io::range_lock::Mode;
 
 const ENOENT: i32 = 2;
 

@@ -23,7 +23,7 @@ use crate::qcow2::commit::write_order::WriteOrder;
 use crate::qcow2::compressed::sequence::Ticket;
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::{Lookup, MappingRun, RunKind};
-use crate::range_lock::Mode;
+use vellum_io::range_lock::Mode;
 
 /// Clusters that one step handles at most.
 pub(crate) const MAX_STEP_CLUSTERS: u64 = 4096;

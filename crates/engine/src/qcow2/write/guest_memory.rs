@@ -15,7 +15,7 @@ use crate::RequestFlags;
 use crate::qcow2::encryption::Encryption;
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::RunKind;
-use crate::range_lock::Mode;
+use vellum_io::range_lock::Mode;
 
 impl Image {
     /// Whether a write may go straight from a guest's memory, where it goes in place.

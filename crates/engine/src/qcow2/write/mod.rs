@@ -11,7 +11,7 @@
 //! | [`zero`] | write-zeroes and discard: changes of the mapping without data |
 //!
 //! Invariants: a range of clusters is changed by one request at a time
-//! ([`range_lock`](crate::range_lock)); an entry is linked only once the data that it leads to has
+//! ([`range_lock`](vellum_io::range_lock)); an entry is linked only once the data that it leads to has
 //! been written.
 
 pub(crate) mod data;

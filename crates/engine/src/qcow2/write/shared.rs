@@ -16,7 +16,7 @@ use crate::qcow2::commit::write_order::WriteOrder;
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::RunKind;
 use crate::qcow2::read::chain::Located;
-use crate::range_lock::Mode;
+use vellum_io::range_lock::Mode;
 
 impl Image {
     /// Makes the guest's bytes at `offset_bytes` those of `source`; the range was checked.

@@ -16,7 +16,7 @@ use super::plan::touched_bits;
 use crate::ZeroRequest;
 use crate::qcow2::commit::write_order::{DropReason, WriteOrder};
 use crate::qcow2::image::Image;
-use crate::range_lock::Mode;
+use vellum_io::range_lock::Mode;
 
 /// Zero bytes written at a time where the mapping cannot say "zero".
 const MAX_WRITTEN_ZEROES_BYTES: u64 = 16 << 20;

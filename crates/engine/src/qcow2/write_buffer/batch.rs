@@ -16,7 +16,7 @@ use crate::qcow2::commit::write_order::WriteOrder;
 use crate::qcow2::image::Image;
 use crate::qcow2::write::data::PlacedStep;
 use crate::qcow2::write::plan::{self, Target};
-use crate::range_lock::{Mode, RangeGuard};
+use vellum_io::range_lock::{Mode, RangeGuard};
 
 /// What one request writes at most, unless a single cluster is longer.
 const BATCH_BYTES: u64 = 128 << 10;

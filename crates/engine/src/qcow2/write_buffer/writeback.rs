@@ -21,7 +21,7 @@ use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::{MappingRun, RunKind};
 use crate::qcow2::write::data::PlacedStep;
 use crate::qcow2::write::plan::{self, Step};
-use crate::range_lock::Mode;
+use vellum_io::range_lock::Mode;
 
 /// Clusters that are written back at the same time at most.
 const MAX_WRITEBACKS: usize = 64;

@@ -23,7 +23,7 @@ use super::overlaps::Overlaps;
 use super::pending::{BatchHead, Pending};
 use super::ring::{Mark, Ring};
 use crate::qcow2::commit::coalesce::Coalescer;
-use crate::range_lock::RangeLock;
+use vellum_io::range_lock::RangeLock;
 
 /// The part of the ring that one batch takes at most.
 const MAX_BATCH_SHARE: u64 = 4;

@@ -12,8 +12,8 @@ use super::overlaps::RequestId;
 use super::pending::Change;
 use crate::qcow2::image::Image;
 use crate::qcow2::read::data::read;
-use crate::range_lock::{Mode, RangeGuard};
 use crate::{RequestFlags, ZeroRequest};
+use vellum_io::range_lock::{Mode, RangeGuard};
 
 /// Longer requests go past the log: they cost the disk more twice than a commit does.
 const MAX_NOTED_BYTES: u64 = MAX_RECORD_BYTES;

@@ -1,9 +1,9 @@
 //! Who is alone is that, and neither changes nor those who want to be alone wait for ever.
 
 use super::*;
+use crate::sync::atomic::Ordering::SeqCst;
+use crate::sync::{block_on, explore, join, point, thread};
 use std::sync::Arc;
-use vellum_io::sync::atomic::Ordering::SeqCst;
-use vellum_io::sync::{block_on, explore, join, point, thread};
 
 #[derive(Default)]
 struct World {

@@ -4,8 +4,8 @@
 use std::pin::pin;
 
 use super::*;
-use vellum_io::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use vellum_io::sync::{block_on, chance, explore, join, point, thread};
+use crate::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use crate::sync::{block_on, chance, explore, join, point, thread};
 
 /// How many use each unit, alone and together.
 #[derive(Default)]

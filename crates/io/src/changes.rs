@@ -7,8 +7,8 @@
 //!
 //! Invariant: a change that has not begun holds nothing that one which runs could wait for.
 
-use vellum_io::sync::Event;
-use vellum_io::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::Event;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// In the count of [`Changes`]: somebody is alone, or is going to be.
 const ALONE: usize = 1;
@@ -18,7 +18,7 @@ const CHANGE: usize = 2;
 /// See the module's head. It has cache lines of its own: every change writes to it.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(crate) struct Changes {
+pub struct Changes {
     count: AtomicUsize,
     /// The last change has ended that somebody waits for, or nobody is alone any more.
     ended: Event,
@@ -26,11 +26,11 @@ pub(crate) struct Changes {
 
 /// Keeps all changes out until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Alone<'a>(&'a Changes);
+pub struct Alone<'a>(&'a Changes);
 
 impl Changes {
     /// Counts a change in, which [`Changes::end`] counts out; `false` if somebody is alone.
-    pub(crate) fn try_begin(&self) -> bool {
+    pub fn try_begin(&self) -> bool {
         let before = self.count.fetch_add(CHANGE, Ordering::SeqCst);
         if before & ALONE != 0 {
             self.end();
@@ -40,7 +40,7 @@ impl Changes {
     }
 
     /// As [`Changes::try_begin`], once nobody is alone any more.
-    pub(crate) async fn begin(&self) {
+    pub async fn begin(&self) {
         while !self.try_begin() {
             let ended = self.ended.listen();
             if self.count.load(Ordering::SeqCst) & ALONE != 0 {
@@ -49,7 +49,7 @@ impl Changes {
         }
     }
 
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         let before = self.count.fetch_sub(CHANGE, Ordering::SeqCst);
         if before == CHANGE | ALONE {
             self.ended.notify(usize::MAX);
@@ -57,7 +57,7 @@ impl Changes {
     }
 
     /// Waits until nobody else is alone, and until all changes have ended that have begun.
-    pub(crate) async fn alone(&self) -> Alone<'_> {
+    pub async fn alone(&self) -> Alone<'_> {
         loop {
             let ended = self.ended.listen();
             if self.count.fetch_or(ALONE, Ordering::SeqCst) & ALONE == 0 {

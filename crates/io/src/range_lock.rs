@@ -17,11 +17,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use vellum_io::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard};
 
 /// How a range is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub enum Mode {
     /// Together with other shared holders.
     Shared,
     /// Alone.
@@ -100,7 +100,7 @@ impl State {
 
 /// The ranges in use, in bytes (or any other unit that its user sticks to).
 #[derive(Default)]
-pub(crate) struct RangeLock {
+pub struct RangeLock {
     state: Mutex<State>,
 }
 
@@ -110,11 +110,7 @@ impl RangeLock {
     }
 
     /// Takes `range` if that is possible without waiting.
-    pub(crate) fn try_acquire(
-        self: &Arc<Self>,
-        range: Range<u64>,
-        mode: Mode,
-    ) -> Option<RangeGuard> {
+    pub fn try_acquire(self: &Arc<Self>, range: Range<u64>, mode: Mode) -> Option<RangeGuard> {
         let mut state = self.lock();
         let all = state.entries.len();
         if !state.free_before(all, &range, mode) {
@@ -128,7 +124,7 @@ impl RangeLock {
     }
 
     /// Takes `range`, waiting for conflicting requests that came before.
-    pub(crate) async fn acquire(self: &Arc<Self>, range: Range<u64>, mode: Mode) -> RangeGuard {
+    pub async fn acquire(self: &Arc<Self>, range: Range<u64>, mode: Mode) -> RangeGuard {
         if let Some(guard) = self.try_acquire(range.clone(), mode) {
             return guard;
         }
@@ -167,7 +163,7 @@ impl Future for Granted<'_> {
 }
 
 /// Holds a range until dropped.
-pub(crate) struct RangeGuard {
+pub struct RangeGuard {
     ranges: Arc<RangeLock>,
     id: u64,
 }

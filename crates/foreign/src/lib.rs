@@ -1,0 +1,16 @@
+//! Disk images of other programs, as block devices.
+//!
+//! Each format is a folder: pure codecs of what is on disk (no I/O, no panic on any bytes), a [`Layout`]
+//! that says where guest bytes lie, and what makes images of the format. `MappedDevice` is the
+//! device over any of them. Only `control` uses this crate, and whoever embeds these formats.
+//!
+//! Invariants:
+//! - Bytes from an image are not trusted (rule 12): sizes, offsets and counts are checked before use.
+//! - No other file is opened because an image names it: whoever opens an image hands its files over.
+//! - A mapping entry is written after the bytes that it leads to are durable.
+#![forbid(unsafe_code)]
+#![deny(clippy::missing_errors_doc)]
+
+mod layout;
+
+pub use layout::{Layout, NewBlock, Place, Run};
