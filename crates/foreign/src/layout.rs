@@ -90,7 +90,7 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Errors
     /// What the storage says.
-    fn load(&self, offset_bytes: u64) -> impl Future<Output = Result<()>> + Send {
+    fn load(&self, offset_bytes: u64) -> impl Future<Output = Result<()>> {
         let _ = offset_bytes;
         async { Ok(()) }
     }
@@ -100,7 +100,7 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] for what does not decompress.
-    fn inflate(&self, offset_bytes: u64) -> impl Future<Output = Result<Vec<u8>>> + Send {
+    fn inflate(&self, offset_bytes: u64) -> impl Future<Output = Result<Vec<u8>>> {
         async move {
             let message = "the format has no compressed blocks";
             Err(Error::new(ErrorKind::Unsupported, "read", message).at(offset_bytes))
@@ -112,7 +112,7 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Errors
     /// What the storage says; no change is made then.
-    fn begin_changes(&self) -> impl Future<Output = Result<()>> + Send {
+    fn begin_changes(&self) -> impl Future<Output = Result<()>> {
         async { Ok(()) }
     }
 
@@ -123,7 +123,7 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Errors
     /// [`ErrorKind::NoSpace`] or [`ErrorKind::Unsupported`] where there is none.
-    fn allocate(&self, offset_bytes: u64) -> impl Future<Output = Result<NewBlock>> + Send;
+    fn allocate(&self, offset_bytes: u64) -> impl Future<Output = Result<NewBlock>>;
 
     /// From now on the block at an offset is where `allocate` said: in memory, and on disk after
     /// the changes that are taken next were written.
@@ -143,7 +143,7 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
         offset_bytes: u64,
         shows_backing: bool,
         may_unmap: bool,
-    ) -> impl Future<Output = Result<bool>> + Send {
+    ) -> impl Future<Output = Result<bool>> {
         let _ = (offset_bytes, shows_backing, may_unmap);
         async { Ok(false) }
     }
@@ -157,7 +157,7 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
         &self,
         offset_bytes: u64,
         content: &[u8],
-    ) -> impl Future<Output = Result<Option<bool>>> + Send {
+    ) -> impl Future<Output = Result<Option<bool>>> {
         let _ = (offset_bytes, content);
         async { Ok(None) }
     }
@@ -177,14 +177,14 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Errors
     /// What the storage says.
-    fn write_changes(&self, changes: Self::Changes) -> impl Future<Output = Result<()>> + Send;
+    fn write_changes(&self, changes: Self::Changes) -> impl Future<Output = Result<()>>;
 
     /// The last thing of a device that was changed, everything else being durable: flags are
     /// taken back, the file is cut to its length.
     ///
     /// # Errors
     /// What the storage says.
-    fn end_changes(&self) -> impl Future<Output = Result<()>> + Send {
+    fn end_changes(&self) -> impl Future<Output = Result<()>> {
         async { Ok(()) }
     }
 
@@ -192,7 +192,7 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] where the size is fixed.
-    fn resize(&self, size_bytes: u64) -> impl Future<Output = Result<()>> + Send {
+    fn resize(&self, size_bytes: u64) -> impl Future<Output = Result<()>> {
         let _ = size_bytes;
         async {
             let message = "Image format driver does not support resize";
