@@ -1,4 +1,4 @@
-//! [`Layout`]: what a format says of where guest bytes lie, for `MappedDevice`,
+//! [`Layout`]: what a format says of where guest bytes lie, for [`MappedDevice`](crate::MappedDevice),
 //! which does everything else.
 //!
 //! Only the device calls these methods. It sees to it that
@@ -78,6 +78,17 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
         Some(self.block_bytes())
     }
 
+    /// Whether what was never written reads as zeroes, backing files aside.
+    fn has_zero_init(&self) -> bool {
+        true
+    }
+
+    /// Blocks have places before they are written, so that their files know better which of them are
+    /// zeroes.
+    fn is_preallocated(&self) -> bool {
+        false
+    }
+
     /// The run that begins at an offset inside the device; `None` if [`Layout::load`] has to come first.
     /// May go on over many blocks, and may end anywhere.
     ///
@@ -145,6 +156,20 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
         may_unmap: bool,
     ) -> impl Future<Output = Result<bool>> {
         let _ = (offset_bytes, shows_backing, may_unmap);
+        async { Ok(false) }
+    }
+
+    /// Gives the whole block at an offset back, so that it reads as zeroes (or as anything, without a
+    /// backing file); `false` if the format, or this block, cannot do that.
+    ///
+    /// # Errors
+    /// What the storage says.
+    fn discard(
+        &self,
+        offset_bytes: u64,
+        shows_backing: bool,
+    ) -> impl Future<Output = Result<bool>> {
+        let _ = (offset_bytes, shows_backing);
         async { Ok(false) }
     }
 

@@ -1,7 +1,7 @@
 //! Disk images of other programs, as block devices.
 //!
 //! Each format is a folder: pure codecs of what is on disk (no I/O, no panic on any bytes), a [`Layout`]
-//! that says where guest bytes lie, and what makes images of the format. `MappedDevice` is the
+//! that says where guest bytes lie, and what makes images of the format. [`MappedDevice`] is the
 //! device over any of them. Only `control` uses this crate, and whoever embeds these formats.
 //!
 //! Invariants:
@@ -11,6 +11,12 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::missing_errors_doc)]
 
+mod bytes;
+mod device;
+mod entries;
 mod layout;
+mod random_id;
+pub mod vdi;
 
+pub use device::MappedDevice;
 pub use layout::{Layout, NewBlock, Place, Run};

@@ -1,0 +1,122 @@
+//! Flushes, the first change and the last one, and what has to be alone with the image.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use async_lock::Mutex;
+use vellum::{Error, ErrorKind, Result};
+use vellum_io::finish_all;
+
+use super::Core;
+use crate::layout::Layout;
+
+/// Tables that wait for a flush take at most about so much memory.
+const MAX_CHANGED_BYTES: u64 = 4 << 20;
+
+/// Flushes of files run side by side up to so many.
+const FILES_AT_ONCE: usize = 16;
+
+/// Who writes tables, one at a time.
+#[derive(Debug, Default)]
+pub(super) struct Commits {
+    turn: Mutex<()>,
+    /// How many commits were begun: one that was begun after a flush was asked for serves that one, too.
+    begun: AtomicU64,
+    /// How many have ended well, as `begun` counts.
+    ended: AtomicU64,
+    /// [`Layout::begin_changes`] has ended.
+    changing: AtomicBool,
+    first: Mutex<()>,
+}
+
+impl<L: Layout> Core<L> {
+    /// Sees to it that the format knows of changes before there are any.
+    pub(super) async fn begin_changes(&self) -> Result<()> {
+        if self.commits.changing.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let _first = self.commits.first.lock().await;
+        if !self.commits.changing.load(Ordering::Acquire) {
+            self.layout.begin_changes().await?;
+            self.commits.changing.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Makes all that is complete durable, tables too.
+    pub(super) async fn commit(&self) -> Result<()> {
+        let wanted = self.commits.begun.load(Ordering::SeqCst) + 1;
+        let _turn = self.commits.turn.lock().await;
+        // One that began after the call has made all of it durable.
+        if self.commits.ended.load(Ordering::SeqCst) >= wanted {
+            return Ok(());
+        }
+        let number = self.commits.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        if let Some(failure) = self.failure.lock().clone() {
+            return Err(failure);
+        }
+        let changes = self.layout.take_changes();
+        let written = async {
+            // Rule 1: the data of entries that were taken is durable before them.
+            self.barrier().await?;
+            match changes {
+                None => Ok(()),
+                Some(changes) => {
+                    self.layout.write_changes(changes).await?;
+                    self.barrier().await
+                }
+            }
+        };
+        let written = written.await;
+        match &written {
+            Ok(()) => self.commits.ended.store(number, Ordering::SeqCst),
+            // What was taken is nowhere any more.
+            Err(error) => self.fail_stop(error),
+        }
+        written
+    }
+
+    /// Commits where tables that wait take too much memory.
+    pub(super) async fn commit_if_much(&self) -> Result<()> {
+        match self.layout.changed_bytes() > MAX_CHANGED_BYTES {
+            true => self.commit().await,
+            false => Ok(()),
+        }
+    }
+
+    async fn barrier(&self) -> Result<()> {
+        let flushes = self.layout.files().iter().map(|file| file.flush());
+        finish_all(FILES_AT_ONCE, flushes).await.map(drop)
+    }
+
+    pub(super) async fn close(&self) -> Result<()> {
+        let _alone = self.changes.alone().await;
+        if self.closed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        if self.commits.changing.load(Ordering::Acquire) {
+            self.commit().await?;
+            self.layout.end_changes().await?;
+            self.barrier().await?;
+            self.commits.changing.store(false, Ordering::Release);
+        }
+        self.closed.store(true, Ordering::Release);
+        for file in self.layout.files() {
+            file.close().await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn resize(&self, size_bytes: u64) -> Result<()> {
+        let _alone = self.changes.alone().await;
+        self.check_changeable()?;
+        if !size_bytes.is_multiple_of(512) {
+            let message = "the size has to be a multiple of 512 bytes";
+            return Err(
+                Error::new(ErrorKind::InvalidArgument, "resize", message).target(&*self.name)
+            );
+        }
+        self.begin_changes().await?;
+        self.commit().await?;
+        self.layout.resize(size_bytes).await
+    }
+}

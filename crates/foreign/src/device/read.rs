@@ -1,0 +1,158 @@
+//! Reads.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use vellum::{Buffer, Buffers, Io, Result};
+use vellum_io::finish_all;
+
+use super::Core;
+use crate::layout::{Layout, Place, Run};
+
+/// Runs of one request that are read side by side.
+const RUNS_AT_ONCE: usize = 32;
+
+/// The block that was inflated last: requests smaller than a block come in order more often than not.
+#[derive(Debug, Default)]
+pub(super) struct Inflated(Mutex<Option<(u64, Arc<Vec<u8>>)>>);
+
+impl Inflated {
+    fn get(&self, offset_bytes: u64) -> Option<Arc<Vec<u8>>> {
+        let last = self.0.lock();
+        let last = last.as_ref().filter(|(at, _)| *at == offset_bytes);
+        last.map(|(_, content)| content.clone())
+    }
+
+    fn put(&self, offset_bytes: u64, content: &Arc<Vec<u8>>) {
+        *self.0.lock() = Some((offset_bytes, content.clone()));
+    }
+
+    /// Forgets a block whose place changes.
+    pub(super) fn forget(&self, offset_bytes: u64) {
+        let mut last = self.0.lock();
+        if last.as_ref().is_some_and(|(at, _)| *at == offset_bytes) {
+            *last = None;
+        }
+    }
+}
+
+/// One run: the storage's own request is what is waited for.
+pub(super) fn read<L: Layout>(
+    core: &Arc<Core<L>>,
+    offset_bytes: u64,
+    buffer: Buffer,
+) -> Io<Buffer> {
+    let len_bytes = buffer.len() as u64;
+    if let Err(error) = core.check_range("read", offset_bytes, len_bytes) {
+        return Io::ready(Err(error));
+    }
+    if len_bytes == 0 {
+        return Io::ready(Ok(buffer));
+    }
+    if let Ok(Some(run)) = core.layout.lookup(offset_bytes, len_bytes)
+        && run.len_bytes == len_bytes
+        && let Place::Data { file, offset_bytes } = run.place
+        && let Some(file) = core.layout.files().get(file)
+    {
+        return file
+            .read(offset_bytes, Buffers::from_buf([buffer]))
+            .into_single();
+    }
+    let core = core.clone();
+    Io::start(async move { core.read(offset_bytes, buffer).await })
+}
+
+impl<L: Layout> Core<L> {
+    /// The run at an offset, whose table is loaded if need be.
+    pub(super) async fn run_at(&self, offset_bytes: u64, len_bytes: u64) -> Result<Run> {
+        loop {
+            if let Some(run) = self.layout.lookup(offset_bytes, len_bytes)? {
+                return Ok(Run {
+                    len_bytes: run.len_bytes.clamp(1, len_bytes.max(1)),
+                    ..run
+                });
+            }
+            self.layout.load(offset_bytes).await?;
+        }
+    }
+
+    /// Reads runs side by side. What is read may be in the middle of a change of its own block by
+    /// another request; then it reads as before it or after it.
+    pub(super) async fn read(&self, offset_bytes: u64, mut buffer: Buffer) -> Result<Buffer> {
+        let mut at = offset_bytes;
+        let mut pieces = Vec::new();
+        while !buffer.is_empty() {
+            let mut run = self.run_at(at, buffer.len() as u64).await?;
+            if run.place == Place::Compressed {
+                run.len_bytes = run.len_bytes.min(self.block_at(at).end - at);
+            }
+            let piece = buffer.split_to(run.len_bytes as usize);
+            pieces.push(self.read_run(at, run.place, piece));
+            at += run.len_bytes;
+        }
+        Ok(Buffer::join_all(finish_all(RUNS_AT_ONCE, pieces).await?))
+    }
+
+    async fn read_run(
+        &self,
+        offset_bytes: u64,
+        place: Place,
+        mut buffer: Buffer,
+    ) -> Result<Buffer> {
+        match place {
+            Place::Zero => {
+                buffer.fill(0);
+                Ok(buffer)
+            }
+            Place::Absent => self.read_backing(offset_bytes, buffer).await,
+            Place::Data {
+                file,
+                offset_bytes: host,
+            } => {
+                let file = self.file(file)?;
+                file.read(host, Buffers::from_buf([buffer]))
+                    .into_single()
+                    .await
+            }
+            Place::Compressed => {
+                let block = self.block_at(offset_bytes);
+                let content = self.inflate(block.start).await?;
+                let from = (offset_bytes - block.start) as usize;
+                buffer.fill(0);
+                let there = content.get(from..).unwrap_or_default();
+                let len = there.len().min(buffer.len());
+                buffer[..len].copy_from_slice(&there[..len]);
+                Ok(buffer)
+            }
+        }
+    }
+
+    async fn inflate(&self, block_bytes: u64) -> Result<Arc<Vec<u8>>> {
+        if let Some(content) = self.inflated.get(block_bytes) {
+            return Ok(content);
+        }
+        let content = Arc::new(self.layout.inflate(block_bytes).await?);
+        // It may have got another place meanwhile.
+        if matches!(self.layout.lookup(block_bytes, 1), Ok(Some(run)) if run.place == Place::Compressed)
+        {
+            self.inflated.put(block_bytes, &content);
+        }
+        Ok(content)
+    }
+
+    async fn read_backing(&self, offset_bytes: u64, mut buffer: Buffer) -> Result<Buffer> {
+        let Some(backing) = &self.backing else {
+            buffer.fill(0);
+            return Ok(buffer);
+        };
+        let there = backing.size_bytes().saturating_sub(offset_bytes);
+        let there = there.min(buffer.len() as u64) as usize;
+        let inside = buffer.split_to(there);
+        buffer.fill(0);
+        if inside.is_empty() {
+            return Ok(buffer);
+        }
+        let inside = backing.read(offset_bytes, inside).await?;
+        Ok(Buffer::join_all([inside, buffer]))
+    }
+}

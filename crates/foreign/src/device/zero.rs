@@ -1,0 +1,145 @@
+//! Zeroes and discards.
+
+use std::ops::Range;
+
+use vellum::{Buffer, Result, ZeroRequest};
+use vellum_io::range_lock::Mode;
+use vellum_storage::ZeroFlags;
+
+use super::Core;
+use crate::layout::{Layout, Place};
+
+/// Zeroes that have to be written out are written in pieces of this size.
+const PIECE_BYTES: u64 = 1 << 20;
+
+impl<L: Layout> Core<L> {
+    pub(super) async fn write_zeroes(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        request: ZeroRequest,
+    ) -> Result<()> {
+        let end = offset_bytes + len_bytes;
+        if len_bytes > 0 {
+            self.begin_changes().await?;
+        }
+        let mut at = offset_bytes;
+        while at < end {
+            let block = self.block_at(at);
+            let piece = at..end.min(block.end);
+            at = piece.end;
+            let held = self.ranges.acquire(block.clone(), Mode::Exclusive).await;
+            self.zero_in_block(&block, piece, request).await?;
+            drop(held);
+            self.commit_if_much().await?;
+        }
+        match request.fua {
+            true => self.commit().await,
+            false => Ok(()),
+        }
+    }
+
+    /// Makes a part of a block, which is held, read as zeroes.
+    async fn zero_in_block(
+        &self,
+        block: &Range<u64>,
+        piece: Range<u64>,
+        request: ZeroRequest,
+    ) -> Result<()> {
+        let shows_backing = self.backing.is_some();
+        if piece == *block {
+            let run = self.run_at(block.start, block.end - block.start).await?;
+            let is_whole = run.len_bytes == block.end - block.start;
+            if is_whole
+                && (run.place == Place::Zero || run.place == Place::Absent && !shows_backing)
+            {
+                return Ok(());
+            }
+            let zeroed = self
+                .layout
+                .zero(block.start, shows_backing, request.may_unmap)
+                .await?;
+            if zeroed {
+                self.inflated.forget(block.start);
+                return Ok(());
+            }
+        }
+        let mut at = piece.start;
+        while at < piece.end {
+            let run = self.run_at(at, piece.end - at).await?;
+            let len_bytes = self.zero_run(at, run.len_bytes, run.place, request).await?;
+            at += len_bytes;
+        }
+        Ok(())
+    }
+
+    /// Zeroes of a run that its entry cannot tell; gives how much was done.
+    async fn zero_run(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        place: Place,
+        request: ZeroRequest,
+    ) -> Result<u64> {
+        match place {
+            Place::Zero => Ok(len_bytes),
+            Place::Absent if self.backing.is_none() => Ok(len_bytes),
+            Place::Data {
+                file,
+                offset_bytes: host,
+            } => {
+                let flags = ZeroFlags {
+                    may_unmap: request.may_unmap,
+                    no_fallback: request.no_fallback,
+                    fua: false,
+                };
+                self.file(file)?
+                    .write_zeroes(host, len_bytes, flags)
+                    .await?;
+                Ok(len_bytes)
+            }
+            Place::Absent | Place::Compressed => {
+                if request.no_fallback {
+                    return Err(self.error(
+                        vellum::ErrorKind::Unsupported,
+                        "write zeroes",
+                        "the format has no entry for zeroes",
+                    ));
+                }
+                let len_bytes = len_bytes.min(PIECE_BYTES);
+                let zeroes = Buffer::zeroed(len_bytes as usize);
+                self.write_held(offset_bytes, zeroes).await?;
+                Ok(len_bytes)
+            }
+        }
+    }
+
+    /// Whole blocks whose format has a way are given back; the rest stays as it is.
+    pub(super) async fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
+        let end = offset_bytes + len_bytes;
+        let mut at = offset_bytes;
+        while at < end {
+            let block = self.block_at(at);
+            let is_whole = at == block.start && block.end <= end;
+            at = block.end;
+            if !is_whole {
+                continue;
+            }
+            let held = self.ranges.acquire(block.clone(), Mode::Exclusive).await;
+            let run = self.run_at(block.start, 1).await?;
+            if !matches!(run.place, Place::Absent | Place::Zero) {
+                self.begin_changes().await?;
+                if self
+                    .layout
+                    .discard(block.start, self.backing.is_some())
+                    .await?
+                {
+                    self.inflated.forget(block.start);
+                }
+            }
+            drop(held);
+            self.commit_if_much().await?;
+        }
+        Ok(())
+    }
+}
