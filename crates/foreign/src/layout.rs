@@ -13,6 +13,7 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
+use crate::facts::Facts;
 use vellum::{Error, ErrorKind, Result, Storage};
 
 /// Where a run of guest bytes is.
@@ -65,6 +66,11 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
 
     /// The files that hold the image; the first is the one that was opened.
     fn files(&self) -> &[Arc<dyn Storage>];
+
+    /// What is told of the image; asked once, when the device is made.
+    fn facts(&self) -> Facts {
+        Facts::default()
+    }
 
     /// The virtual size in bytes.
     fn size_bytes(&self) -> u64;

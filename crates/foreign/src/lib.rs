@@ -14,9 +14,11 @@
 mod bytes;
 mod device;
 mod entries;
+mod facts;
 mod layout;
 mod random_id;
 pub mod vdi;
 
 pub use device::MappedDevice;
+pub use facts::{BackingName, CheckReport, ClusterCounts, Fact, Facts, Fix};
 pub use layout::{Layout, NewBlock, Place, Run};

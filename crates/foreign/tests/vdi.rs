@@ -26,7 +26,7 @@ fn what_is_written_here_is_read_there() {
                 device.close().await.unwrap();
             }
             let found = check(&*file).await.unwrap();
-            assert_eq!(found.corruptions, Vec::<String>::new());
+            assert_eq!(found.messages, Vec::<String>::new());
         });
         qemu("qemu-img", &["check", "-f", "vdi", &place.text("a.vdi")]);
         compare_with_qemu(&place, "vdi", "a.vdi", &model.bytes);

@@ -32,6 +32,7 @@ use vellum::{
 use vellum_io::changes::Changes;
 use vellum_io::range_lock::RangeLock;
 
+use crate::facts::Facts;
 use crate::layout::Layout;
 use commit::Commits;
 use read::Inflated;
@@ -44,6 +45,7 @@ pub struct MappedDevice<L: Layout>(Arc<Core<L>>);
 struct Core<L: Layout> {
     layout: L,
     name: Arc<str>,
+    facts: Facts,
     backing: Option<Arc<dyn BlockDevice>>,
     read_only: bool,
     /// In bytes of the guest.
@@ -63,6 +65,7 @@ impl<L: Layout> MappedDevice<L> {
         let file = layout.files().first();
         Arc::new(MappedDevice(Arc::new(Core {
             name: file.map_or("", |file| file.name()).into(),
+            facts: layout.facts(),
             layout,
             backing,
             read_only,
@@ -279,11 +282,7 @@ impl<L: Layout> BlockDevice for MappedDevice<L> {
     }
 
     fn format_device(&self) -> Option<&dyn std::any::Any> {
-        Some(self)
-    }
-
-    fn transparent_device(&self) -> Option<&dyn std::any::Any> {
-        Some(self)
+        Some(&self.0.facts)
     }
 
     fn allocated_bytes(&self) -> Result<Option<u64>> {

@@ -12,7 +12,7 @@ mod create;
 mod header;
 mod layout;
 
-pub use check::{CheckReport, check};
+pub use check::check;
 pub use create::{CreateOptions, create};
 pub use header::Header;
 pub use layout::{VdiLayout, open};
