@@ -15,6 +15,7 @@ use crate::create_options::{
     CreateSettings, OBJECT_SIZE, OptionDescription, all_options, not_creatable,
 };
 use crate::encryption;
+use crate::foreign::{self, Creation};
 use crate::nbd_name;
 use crate::open::open_file;
 use crate::probe::is_format_name;
@@ -218,7 +219,10 @@ pub async fn make(name: &str, format: &str, settings: &CreateSettings) -> Result
         }
         "qcow2" => make_qcow2(name, settings).await,
         "luks" => make_luks(name, settings).await,
-        _ => make_raw(name, settings).await,
+        _ => match foreign::find(format).and_then(|format| format.create.as_ref()) {
+            Some(creation) => make_foreign(name, creation, settings).await,
+            None => make_raw(name, settings).await,
+        },
     }
 }
 
@@ -459,6 +463,21 @@ async fn make_luks(name: &str, settings: &CreateSettings) -> Result<()> {
         let header = Buffers::from_iter([Buffer::copy_of(&volume.bytes)]);
         file.write(0, header, WriteFlags::default()).await?;
         file.flush().await
+    };
+    let made = made.await;
+    target.end(name, made).await
+}
+
+async fn make_foreign(name: &str, creation: &Creation, settings: &CreateSettings) -> Result<()> {
+    (creation.validate)(settings)?;
+    let target = Target::open(name, settings).await?;
+    let made = async {
+        match &target {
+            Target::File(file, _) => file.set_permissions_patiently(Permissions::WRITER).await?,
+            Target::Export(export) => claim_export(export, 0).await?,
+            Target::Elsewhere(_) => {}
+        }
+        (creation.fill)(&target.storage(), settings).await
     };
     let made = made.await;
     target.end(name, made).await

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use vellum::{Error, ErrorKind, Result};
 
+use crate::foreign;
 use crate::options::{Options, Scalar, words};
 
 /// The type of a creation option.
@@ -33,7 +34,7 @@ pub struct OptionDescription {
     pub default: Option<&'static str>,
 }
 
-const fn option(
+pub(crate) const fn option(
     name: &'static str,
     kind: OptionType,
     help: &'static str,
@@ -279,7 +280,7 @@ pub fn format_options(format: &str) -> Option<&'static [OptionDescription]> {
         "luks" => Some(LUKS),
         "file" => Some(FILE),
         "host_device" => Some(HOST_DEVICE),
-        _ => None,
+        _ => Some(foreign::find(format)?.create.as_ref()?.options),
     }
 }
 

@@ -4,6 +4,7 @@
 
 use serde_json::{Map, Value};
 
+use crate::foreign;
 use crate::json;
 use crate::nbd_name;
 use crate::open::node_options;
@@ -15,6 +16,7 @@ use crate::ssh_name;
 use crate::url_name;
 
 /// What is known of a driver's names.
+#[derive(Clone, Copy)]
 struct Naming {
     driver: &'static str,
     /// Options that change what is seen through the node; `x.` stands for all below it.
@@ -73,6 +75,16 @@ const NAMINGS: [Naming; 12] = [
     naming("preallocate", &[], &["file"], Kind::Filter),
 ];
 
+/// What is known of a driver's names.
+fn naming_of(driver: &str) -> Option<Naming> {
+    let found = NAMINGS.iter().find(|naming| naming.driver == driver);
+    let foreign = || {
+        let format = foreign::find(driver)?;
+        Some(naming(format.name, format.options, &["file"], Kind::Format))
+    };
+    found.copied().or_else(foreign)
+}
+
 const fn naming(
     driver: &'static str,
     in_name: &'static [&'static str],
@@ -94,8 +106,7 @@ pub fn is_optional(key: &str) -> bool {
 
 /// The places below nodes of a driver, by their names in options.
 pub fn child_keys(driver: &str) -> &'static [&'static str] {
-    let found = NAMINGS.iter().find(|naming| naming.driver == driver);
-    found.map_or(&[], |naming| naming.children)
+    naming_of(driver).map_or(&[], |naming| naming.children)
 }
 
 /// The name of a node.
@@ -145,7 +156,7 @@ pub(crate) fn name_of_node(
     if let Some(name) = name_of_leaf(driver, options) {
         return Some(name);
     }
-    let naming = NAMINGS.iter().find(|naming| naming.driver == driver)?;
+    let naming = naming_of(driver)?;
     let mut children = Vec::new();
     for key in naming.children {
         match child(key) {
@@ -154,7 +165,7 @@ pub(crate) fn name_of_node(
             None => return None,
         }
     }
-    Some(composed(naming, options, children, backing))
+    Some(composed(&naming, options, children, backing))
 }
 
 /// The name of the node that options describe; `None` for what has none here.
@@ -167,7 +178,7 @@ fn name_of(mut options: Options, default_driver: &str) -> Option<Name> {
     if let Some(name) = name_of_leaf(&driver, &options) {
         return Some(name);
     }
-    let naming = NAMINGS.iter().find(|naming| naming.driver == driver)?;
+    let naming = naming_of(&driver)?;
     let mut children = Vec::new();
     for key in naming.children {
         // A format that stands on no child of its own was named by its file.
@@ -180,7 +191,7 @@ fn name_of(mut options: Options, default_driver: &str) -> Option<Name> {
     }
     let backing = options.take_group("backing");
     let backing = (!backing.is_empty()).then(|| backing.to_json());
-    Some(composed(naming, &options, children, backing))
+    Some(composed(&naming, &options, children, backing))
 }
 
 /// The name of a node that stands on none.

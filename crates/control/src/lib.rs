@@ -14,6 +14,7 @@ mod amend_keys;
 pub mod audit;
 #[cfg(feature = "tls")]
 mod authz;
+mod backing;
 pub mod cache;
 mod cache_cleaner;
 pub mod chain;
@@ -32,6 +33,7 @@ mod file_node;
 pub mod filename;
 pub mod files;
 pub mod flags;
+pub mod foreign;
 pub mod gate;
 mod graph;
 pub mod ini;

@@ -13,6 +13,7 @@ use crate::drivers::{self, luks};
 use crate::file_node::{self, CommonOptions, FileUse};
 use crate::filename;
 use crate::flags::{DetectZeroes, OpenFlags};
+use crate::foreign::{self, ForeignFormat};
 use crate::gate::FilePolicy;
 use crate::graph::{self, OpenContext, OpenedNode, Role};
 use crate::nodes::{Changes, ChildAccess, Nodes, Origin, inactive_child};
@@ -169,15 +170,19 @@ pub(crate) enum Format {
     Raw { probed: bool },
     Qcow2,
     Luks,
+    Foreign(&'static ForeignFormat),
 }
 
 impl Format {
-    fn named(name: &str) -> Result<Format> {
+    pub(crate) fn named(name: &str) -> Result<Format> {
         match name {
             "raw" => Ok(Format::Raw { probed: false }),
             "qcow2" => Ok(Format::Qcow2),
             "luks" => Ok(Format::Luks),
-            other => Err(file_node::unknown_driver(other)),
+            other => match foreign::find(other) {
+                Some(format) => Ok(Format::Foreign(format)),
+                None => Err(file_node::unknown_driver(other)),
+            },
         }
     }
 
@@ -186,6 +191,7 @@ impl Format {
             Format::Raw { .. } => "raw",
             Format::Qcow2 => "qcow2",
             Format::Luks => "luks",
+            Format::Foreign(format) => format.name,
         }
     }
 
@@ -193,7 +199,7 @@ impl Format {
     fn user(self) -> FileUse {
         match self {
             Format::Raw { .. } => FileUse::Raw,
-            Format::Qcow2 | Format::Luks => FileUse::Format,
+            Format::Qcow2 | Format::Luks | Format::Foreign(_) => FileUse::Format,
         }
     }
 }
@@ -315,6 +321,16 @@ pub(crate) async fn open_format(
         Format::Raw { probed } => open_raw(storage, options, &around.flags, probed)?,
         Format::Luks => luks::open(storage, options, &around).await?,
         Format::Qcow2 => qcow2_node::open(storage, options, &common, around).await?,
+        Format::Foreign(format) => {
+            let opening = foreign::Opening {
+                format,
+                file: storage,
+                options,
+                writable: common.writable,
+                around,
+            };
+            (format.open)(opening).await?
+        }
     };
     Ok(OpenedNode::device(format.name(), device))
 }
@@ -445,12 +461,14 @@ async fn probe_file(file: &dyn Storage) -> Result<Format> {
         Probed::Qcow2 => Ok(Format::Qcow2),
         Probed::Luks => Ok(Format::Luks),
         Probed::Raw => Ok(Format::Raw { probed: true }),
-        Probed::Foreign(name) => Err(Error::new(
-            ErrorKind::Unsupported,
-            "open",
-            format!("The image looks like {name}, a format that this version does not have"),
-        )
-        .target(file.name())),
+        Probed::Foreign(name) => Format::named(name).map_err(|_| {
+            Error::new(
+                ErrorKind::Unsupported,
+                "open",
+                format!("The image looks like {name}, a format that this version does not have"),
+            )
+            .target(file.name())
+        }),
     }
 }
 

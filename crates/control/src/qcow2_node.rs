@@ -1,5 +1,6 @@
 //! The `qcow2` driver: its options, and opening an image with them.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use vellum::qcow2::checksums::name_of_checksums;
@@ -11,17 +12,17 @@ use vellum::qcow2::{
 };
 use vellum::{BlockDevice, Error, ErrorKind, Result, Storage};
 
+use crate::backing::{self, Named, Override};
 use crate::checksums::Wanted;
 use crate::file_node::{CommonOptions, FileUse};
 use crate::flags::OpenFlags;
-use crate::gate::{FileGate, FilePolicy};
+use crate::gate::FileGate;
 use crate::graph::{OpenContext, Role, optional_child};
 use crate::nodes::{Changes, ChildAccess, NodeNotice};
-use crate::open::{Ancestry, backing_flags, open_below, refuse_unknown};
-use crate::options::{Options, Scalar};
-use crate::spec::ImageSpec;
+use crate::open::{Ancestry, refuse_unknown};
+use crate::options::Options;
 use crate::write_log::{Journal, OpenedFile};
-use crate::{cache_cleaner, checksums, config, encryption, filename, stderr, write_log};
+use crate::{cache_cleaner, checksums, config, encryption, stderr, write_log};
 
 /// The values of `overlap-check`.
 const OVERLAP_TEMPLATES: [(&str, OverlapChecks); 4] = [
@@ -197,7 +198,7 @@ pub(crate) async fn open(
         OpenFlags { no_data: true, .. } => OpenPurpose::Locked,
         _ => OpenPurpose::GuestData,
     };
-    let backing = take_backing(&mut options, flags, &around.place)?;
+    let given = backing::take(&mut options, flags, &around.place)?;
     let journal = write_log::take(&mut options)?;
     let wanted = checksums::take(&mut options)?;
     let data_file = optional_child(&mut options, "data-file", Role::Protocol, &around).await?;
@@ -208,20 +209,18 @@ pub(crate) async fn open(
         nodes.require(&around.place, "data-file", kept)?;
         open.data_file = Some(data_file.into_storage(flags, FileUse::Format).await?);
     }
-    match backing {
+    match given {
         Override::None => open.backing = Backing::None,
         _ if flags.no_backing && !is_replayed(&file, common).await? => {
             open.backing = Backing::None;
         }
         Override::Options(options) => {
-            let below = OpenContext {
-                flags: backing_flags(flags),
-                ..around.clone()
+            let header = read_header(&file).await?;
+            let named = Named {
+                name: header.backing_file_text().map(Cow::into_owned),
+                format: header.backing_format().map(Cow::into_owned),
             };
-            let options = complete_backing(options, &file, &below.policy).await?;
-            let opened = open_below(options, &below).await;
-            let opened =
-                opened.map_err(|error| error.context("open", "Could not open backing file"))?;
+            let opened = backing::open_described(options, file.name(), named, &around).await?;
             open.backing = Backing::Given(opened);
         }
         Override::Node(device) => open.backing = Backing::Given(device),
@@ -274,71 +273,6 @@ async fn open_beside(
 /// Whether the image brings back what its write log holds: for that it needs its backing file.
 async fn is_replayed(file: &Arc<dyn Storage>, common: &CommonOptions) -> Result<bool> {
     Ok(common.writable && live_write_log(&read_header(file).await?).is_some())
-}
-
-/// Fills in from the image what options for its backing file leave out: the name and
-/// the format.
-async fn complete_backing(
-    mut options: Options,
-    file: &Arc<dyn Storage>,
-    policy: &FilePolicy,
-) -> Result<Options> {
-    let named = options
-        .keys()
-        .any(|key| key == "file" || key.starts_with("file."));
-    let header = read_header(file).await?;
-    if let (Some(name), false) = (header.backing_file_text(), named) {
-        let full = filename::resolve(file.name(), &name)?;
-        policy.admit(file.name(), &full)?;
-        for (key, value) in ImageSpec::filename(full).options()?.iter() {
-            if !options.contains(key) {
-                options.set(key, value.clone());
-            }
-        }
-    }
-    if let (Some(format), false) = (header.backing_format(), options.contains("driver")) {
-        options.set_text("driver", format);
-    }
-    Ok(options)
-}
-
-/// What the user says of the backing file.
-enum Override {
-    FromImage,
-    None,
-    Node(Arc<dyn BlockDevice>),
-    Options(Options),
-}
-
-fn take_backing(options: &mut Options, flags: &OpenFlags, place: &Ancestry) -> Result<Override> {
-    // Where only metadata is wanted no backing file can be given.
-    let group = match flags.metadata_only {
-        true => Options::new(),
-        false => options.take_group("backing"),
-    };
-    match options.take("backing") {
-        Some(Scalar::Null) => return Ok(Override::None),
-        Some(Scalar::Text(text)) if text.is_empty() => return Ok(Override::None),
-        Some(Scalar::Text(text)) => {
-            place.check_activity(&text, "backing", flags)?;
-            return match place.nodes.stand_on(place, &text, flags) {
-                Ok(device) => Ok(Override::Node(device)),
-                Err(error) if flags.metadata_only => Err(error),
-                Err(error) => Err(error.context("open", "Could not open backing file")),
-            };
-        }
-        Some(_) => {
-            return Err(invalid(
-                "Invalid parameter type for 'backing', expected: string",
-            ));
-        }
-        None => {}
-    }
-    Ok(if group.is_empty() {
-        Override::FromImage
-    } else {
-        Override::Options(group)
-    })
 }
 
 /// What QEMU says where a program that does not know bitmaps has changed an image. It

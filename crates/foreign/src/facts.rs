@@ -10,6 +10,20 @@ pub struct Facts {
     pub specific: Vec<(&'static str, Fact)>,
     /// It was left in disorder.
     pub is_dirty: bool,
+    /// Whether whole clusters can be written compressed.
+    pub compression: CompressedWrites,
+}
+
+/// What an image does with [`BlockDevice::write_compressed`](vellum::BlockDevice::write_compressed).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CompressedWrites {
+    /// It has no compressed clusters.
+    #[default]
+    No,
+    /// It takes either kind.
+    Also,
+    /// It takes nothing else.
+    Only,
 }
 
 /// A file that an image stands on.

@@ -89,6 +89,12 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
         true
     }
 
+    /// Whether images of the format may have backing files: where none may, what was never written is the
+    /// image's own zeroes.
+    fn has_backing_files(&self) -> bool {
+        true
+    }
+
     /// Blocks have places before they are written, so that their files know better which of them are
     /// zeroes.
     fn is_preallocated(&self) -> bool {

@@ -20,5 +20,5 @@ mod random_id;
 pub mod vdi;
 
 pub use device::MappedDevice;
-pub use facts::{BackingName, CheckReport, ClusterCounts, Fact, Facts, Fix};
+pub use facts::{BackingName, CheckReport, ClusterCounts, CompressedWrites, Fact, Facts, Fix};
 pub use layout::{Layout, NewBlock, Place, Run};

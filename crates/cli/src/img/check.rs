@@ -13,6 +13,7 @@ use vellum::qcow2::checksums::name_of_checksums;
 use vellum::qcow2::info::live_write_log;
 use vellum::qcow2::read_header;
 use vellum::{BlockDevice, Error, Storage};
+use vellum_control::foreign;
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, json, open_device};
 use vellum_format::features::{Autoclear, Incompatible};
 use vellum_io::error::errno_text;
@@ -175,7 +176,10 @@ async fn check_image(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
         Ok(NOT_SUPPORTED)
     };
     let Some(mut opened) = open(spec, arguments).await? else {
-        return not_supported();
+        return match check_foreign(spec, arguments).await? {
+            Some(code) => Ok(code),
+            None => not_supported(),
+        };
     };
     let for_log = matches!(arguments.repair, Some(Repair::Log | Repair::DropLog));
     if for_log && opened.live_log.is_none() {
@@ -219,9 +223,87 @@ async fn check_image(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
     match arguments.common.output {
         Output::Human if arguments.common.quiet => {}
         Output::Human => report::print(text + &human(&found) + &log_text(spec, arguments, log)),
-        Output::Json => report::print_line(to_json(&spec.name, &found, log)),
+        Output::Json => report::print_line(to_json(&spec.name, "qcow2", &found, log)),
     }
     exit_code(&found)
+}
+
+/// Checks an image that is not qcow2; `None` if there is nothing to be checked.
+async fn check_foreign(spec: &ImageSpec, arguments: &Arguments) -> Result<Option<i32>, Failure> {
+    if matches!(arguments.repair, Some(Repair::Log | Repair::DropLog)) {
+        return Ok(None);
+    }
+    let flags = OpenFlags {
+        writable: arguments.repair.is_some(),
+        for_check: true,
+        ..reading(arguments.cache, arguments.common.force_share)
+    };
+    let failed = |error: Error| open_failure(&spec.name, &error);
+    let device = open_device(spec, &flags).await.map_err(failed)?;
+    let format = device.info().format;
+    let Some(storage) = device
+        .storage()
+        .filter(|_| foreign::facts(&*device).is_some())
+    else {
+        return Ok(None);
+    };
+    let fix = foreign::Fix {
+        leaks: arguments.fix().is_some(),
+        corruptions: arguments.fix() == Some(Fix::All),
+    };
+    let Some(mut found) = check_once(format, &storage, fix).await? else {
+        return Ok(None);
+    };
+    let mut text = String::new();
+    if found.corruptions_fixed + found.leaks_fixed > 0 {
+        if arguments.is_talkative() {
+            text = repaired(&found);
+        }
+        let again = check_once(format, &storage, foreign::Fix::default()).await?;
+        found = CheckReport {
+            corruptions_fixed: found.corruptions_fixed,
+            leaks_fixed: found.leaks_fixed,
+            ..again.unwrap_or_default()
+        };
+    }
+    match arguments.common.output {
+        Output::Human if arguments.common.quiet => {}
+        Output::Human => report::print(text + &human(&found)),
+        Output::Json => report::print_line(to_json(&spec.name, format, &found, None)),
+    }
+    exit_code(&found).map(Some)
+}
+
+/// Checks once, and prints what is found.
+async fn check_once(
+    format: &str,
+    storage: &Arc<dyn Storage>,
+    fix: foreign::Fix,
+) -> Result<Option<CheckReport>, Failure> {
+    let found = foreign::check(format, storage, fix).await;
+    let found = found.map_err(|error| {
+        let why = errno_text(error.errno());
+        Failure::Message(format!("Check failed: {why}"))
+    })?;
+    let Some(found) = found else {
+        return Ok(None);
+    };
+    for message in &found.messages {
+        report::eprint_line(&harmless(message));
+    }
+    let clusters = found.clusters.unwrap_or_default();
+    let mut report = CheckReport::default();
+    report.corruptions = found.corruptions;
+    report.leaks = found.leaks;
+    report.corruptions_fixed = found.corruptions_fixed;
+    report.leaks_fixed = found.leaks_fixed;
+    report.check_errors = found.check_errors;
+    report.total_clusters = clusters.total;
+    report.allocated_clusters = clusters.allocated;
+    report.fragmented_clusters = clusters.fragmented;
+    report.compressed_clusters = clusters.compressed;
+    report.image_end_offset = found.image_end_bytes.unwrap_or(0);
+    Ok(Some(report))
 }
 
 /// The image, opened anew after its log was brought back.
@@ -274,7 +356,9 @@ fn nothing_to_replay(spec: &ImageSpec, arguments: &Arguments) -> i32 {
         Output::Human => {
             report::print_line("No write log holds writes for this image: there is nothing to do.");
         }
-        Output::Json => report::print_line(to_json(&spec.name, &CheckReport::default(), None)),
+        Output::Json => {
+            report::print_line(to_json(&spec.name, "qcow2", &CheckReport::default(), None))
+        }
     }
     0
 }
@@ -381,10 +465,10 @@ fn human(found: &CheckReport) -> String {
     text
 }
 
-fn to_json(name: &str, found: &CheckReport, log: Option<&str>) -> String {
+fn to_json(name: &str, format: &str, found: &CheckReport, log: Option<&str>) -> String {
     let mut members = Map::new();
     members.insert("filename".into(), name.into());
-    members.insert("format".into(), "qcow2".into());
+    members.insert("format".into(), format.into());
     members.insert("check-errors".into(), found.check_errors.into());
     let counts = [
         ("image-end-offset", found.image_end_offset),

@@ -7,6 +7,7 @@ use vellum::qcow2::{AsQcow2, SnapshotSelector};
 use parking_lot::Mutex;
 use vellum::{BlockDevice, Error};
 use vellum_control::create_options::{CreateSettings, asks_for_help};
+use vellum_control::foreign::{self, CompressedWrites};
 use vellum_control::upload::{self, UploadTarget};
 use vellum_control::{
     CacheMode, ImageSpec, OpenFlags, create, encryption, error_text, open_device,
@@ -165,9 +166,7 @@ async fn convert(
         report::error("Cannot use --target-is-zero when the destination image has a backing file");
         return Ok(0);
     }
-    if arguments.compress && target.as_qcow2().is_none() {
-        return fail(NO_COMPRESSION);
-    }
+    check_target_compression(arguments, &target)?;
     let target_bytes = target.size_bytes();
     // Also one that was just made: somebody else may have made it anew before it was locked.
     if target_bytes < source_bytes {
@@ -277,9 +276,7 @@ async fn convert_pipe(
     make_target(target_name, format, &settings).await?;
     let target = open_target(arguments, format, target_name, cache).await?;
     unfinished.is_written();
-    if arguments.compress && target.as_qcow2().is_none() {
-        return fail(NO_COMPRESSION);
-    }
+    check_target_compression(arguments, &target)?;
     let mut progress = Progress::new(command.program, false, arguments.quiet, 1.0);
     let copied =
         convert_stdin::copy(first, &target, arguments, |bytes| progress.count(bytes)).await;
@@ -377,9 +374,24 @@ pub(super) fn target_settings(
 
 const NO_COMPRESSION: &str = "Compression not supported for this file format";
 
+/// Refuses a target that is to be compressed and cannot be.
+fn check_target_compression(
+    arguments: &Arguments,
+    target: &Arc<dyn BlockDevice>,
+) -> Result<(), Failure> {
+    let can_be = match foreign::facts(&**target) {
+        Some(facts) => facts.compression != CompressedWrites::No,
+        None => target.as_qcow2().is_some(),
+    };
+    match arguments.compress && !can_be {
+        false => Ok(()),
+        true => fail(NO_COMPRESSION),
+    }
+}
+
 /// Refuses what cannot be compressed.
 fn check_compression(format: &str, settings: &CreateSettings) -> Result<(), Failure> {
-    if format != "qcow2" {
+    if format != "qcow2" && !foreign::compresses(format) {
         return fail(NO_COMPRESSION);
     }
     let encrypted = settings.text("encryption").is_some_and(|text| text == "on");
@@ -453,13 +465,18 @@ pub(super) fn copy_options(
         speed: Speed::new(arguments.rate_bytes.unwrap_or(0)),
         len_bytes: Some(target.size_bytes()),
         skip_bytes: 0,
-        compressed_clusters_bytes: match arguments.compress {
+        compressed_clusters_bytes: match arguments.compress || takes_only_compressed(target) {
             true => target.info().cluster_size_bytes,
             false => None,
         },
         copy_range: arguments.copy_range,
         ..CopyOptions::default()
     }
+}
+
+fn takes_only_compressed(target: &Arc<dyn BlockDevice>) -> bool {
+    let facts = foreign::facts(&**target);
+    facts.is_some_and(|facts| facts.compression == CompressedWrites::Only)
 }
 
 /// Pieces in flight: as many as were asked for; by default enough for every core to

@@ -9,6 +9,7 @@ use vellum::luks::{IvGenerator, KeySlot, LuksHeader, SECTOR_BYTES};
 use vellum::qcow2::info::{ImageInfo, SnapshotInfo};
 use vellum::qcow2::seal::SealInfo;
 use vellum_control::display::{child_keys, display_name, is_optional};
+use vellum_control::foreign::{self, Fact, Facts};
 use vellum_control::{ImageSpec, OpenFlags, Options, Source, filename, minisign, open};
 
 /// A backing file as the image names it.
@@ -47,6 +48,8 @@ pub struct Description {
     pub luks: Option<(LuksHeader, bool)>,
     /// What a qcow2 image says of itself.
     pub qcow2: Option<ImageInfo>,
+    /// What an image of another format says of itself.
+    pub foreign: Option<Facts>,
     /// The nodes that it stands on, by the names of their places.
     pub children: Vec<(&'static str, Description)>,
 }
@@ -87,6 +90,9 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
         node.size_bytes = device.size_bytes();
         let luks = device.as_luks();
         node.luks = luks.map(|luks| (luks.header().clone(), luks.has_detached_header()));
+        if let Some(facts) = foreign::facts(&*device) {
+            node.describe_foreign(facts.clone(), device.info().cluster_size_bytes);
+        }
         device.close().await?;
     }
     node.inherit();
@@ -197,6 +203,17 @@ impl Description {
         self.qcow2 = Some(info);
     }
 
+    fn describe_foreign(&mut self, facts: Facts, cluster_bytes: Option<u64>) {
+        self.backing = facts.backing.as_ref().map(|backing| BackingName {
+            name: backing.name.clone(),
+            full: filename::resolve(&self.file_name, &backing.name).ok(),
+            format: backing.format.clone(),
+        });
+        self.dirty = Some(facts.is_dirty);
+        self.cluster_bytes = cluster_bytes;
+        self.foreign = Some(facts);
+    }
+
     /// Takes over what a node without an answer of its own asks the one below.
     fn inherit(&mut self) {
         let below = self.children.iter().find(|(key, _)| !is_optional(key));
@@ -213,7 +230,7 @@ impl Description {
         };
         if self.luks.is_some() {
             self.dirty = Some(false);
-        } else if self.qcow2.is_none() {
+        } else if self.qcow2.is_none() && self.foreign.is_none() {
             self.dirty = below.dirty;
             self.cluster_bytes = below.cluster_bytes;
             self.snapshots.clone_from(&below.snapshots);
@@ -233,6 +250,10 @@ impl Description {
         }
         if is_plain_file(Some(self.format)) {
             return Some(json!({}));
+        }
+        if let Some(facts) = &self.foreign {
+            let members = facts.specific.iter();
+            return (!facts.specific.is_empty()).then(|| members_of(members));
         }
         let info = self.qcow2.as_ref()?;
         let mut members: Map<String, Value> = Map::new();
@@ -318,6 +339,19 @@ impl Description {
         let children = children.map(|(name, node)| json!({ "name": name, "info": node.to_json() }));
         add("children", children.collect());
         Value::Object(members)
+    }
+}
+
+fn members_of<'a>(members: impl Iterator<Item = &'a (&'static str, Fact)>) -> Value {
+    object(members.map(|(key, fact)| (*key, fact_value(fact))))
+}
+
+fn fact_value(fact: &Fact) -> Value {
+    match fact {
+        Fact::Text(text) => text.as_str().into(),
+        Fact::Number(number) => (*number).into(),
+        Fact::Bool(is_so) => (*is_so).into(),
+        Fact::List(all) => all.iter().map(|one| members_of(one.iter())).collect(),
     }
 }
 

@@ -149,7 +149,18 @@ static DRIVERS: &[Driver] = &[
     }),
     protocol("ssh", |o, c, a| Box::pin(ssh::open("ssh", o, c, a))),
     protocol("throttle", |o, c, a| Box::pin(throttle::open(o, c, a))),
+    format("vdi", |o, c, a| Box::pin(foreign("vdi", o, c, a))),
 ];
+
+/// Opens an image of a format of other programs.
+async fn foreign(
+    name: &'static str,
+    options: Options,
+    common: CommonOptions,
+    around: OpenContext,
+) -> Result<OpenedNode> {
+    open_format(Some(Format::named(name)?), options, common, around).await
+}
 
 /// The names of all drivers, sorted.
 pub fn driver_names() -> Vec<&'static str> {

@@ -1,7 +1,7 @@
 //! The options of drivers by name: for whoever mistypes one. What they mean, and what
 //! else is wrong with them, only the drivers know.
 
-use crate::reopen;
+use crate::{foreign, reopen};
 
 /// Those of files on other machines.
 fn of_servers(driver: &str) -> &'static [&'static str] {
@@ -147,7 +147,7 @@ fn own(driver: &str) -> &'static [&'static str] {
         ],
         "copy-on-read" => &["bottom"],
         "preallocate" => &["prealloc-align", "prealloc-size"],
-        _ => &[],
+        other => foreign::node_options(other),
     }
 }
 

@@ -49,6 +49,9 @@ impl<L: Layout> Core<L> {
 
     async fn below(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Result<Extent> {
         let Some(backing) = &self.backing else {
+            if !self.layout.has_backing_files() {
+                return Ok(Extent::new(len_bytes, ExtentKind::Zero));
+            }
             return Ok(Extent::new(len_bytes, ExtentKind::AbsentZero));
         };
         if max_depth == 0 {

@@ -125,6 +125,10 @@ impl Layout for VdiLayout {
         BLOCK_BYTES
     }
 
+    fn has_backing_files(&self) -> bool {
+        false
+    }
+
     fn is_preallocated(&self) -> bool {
         self.header.is_static
     }

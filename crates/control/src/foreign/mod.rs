@@ -1,0 +1,113 @@
+//! Formats of other programs (`vellum-foreign`): how they are opened, made and checked by name.
+//!
+//! A new one is a file here and a line in [`FORMATS`].
+//!
+//! Invariant: a file that an image names (a backing file, an extent) is opened by this crate, as far as
+//! the policy allows it (rule 12); the formats themselves open nothing.
+
+mod opening;
+mod vdi;
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use vellum::{BlockDevice, Result, Storage};
+pub use vellum_foreign::{BackingName, CheckReport, CompressedWrites, Fact, Facts, Fix};
+
+use crate::create_options::{CreateSettings, OptionDescription};
+pub(crate) use opening::Opening;
+
+type Pending<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + 'a>>;
+
+/// A format, as the rest of this crate knows it.
+pub(crate) struct ForeignFormat {
+    pub(crate) name: &'static str,
+    pub(crate) open: fn(Opening) -> Pending<'static, Arc<dyn BlockDevice>>,
+    /// What makes images of it; `None` for those that are only read.
+    pub(crate) create: Option<Creation>,
+    /// Looks at an image that nobody else changes.
+    pub(crate) check: Option<Check>,
+    /// Whether a check can mend what it finds.
+    pub(crate) repairs: bool,
+    /// Options of a node, beside its file and its backing file.
+    pub(crate) options: &'static [&'static str],
+    /// Whether clusters may be written compressed, in images of some kind.
+    pub(crate) compresses: bool,
+    /// Whether images have backing files.
+    pub(crate) has_backing: bool,
+}
+
+/// A check, which may mend what it finds.
+pub(crate) type Check = for<'a> fn(&'a Arc<dyn Storage>, Fix) -> Pending<'a, CheckReport>;
+
+/// How images of a format are made.
+pub(crate) struct Creation {
+    pub(crate) options: &'static [OptionDescription],
+    /// Checks settings before anything is touched.
+    pub(crate) validate: fn(&CreateSettings) -> Result<()>,
+    /// Makes an image in a file that is empty.
+    pub(crate) fill: for<'a> fn(&'a Arc<dyn Storage>, &'a CreateSettings) -> Pending<'a, ()>,
+}
+
+impl std::fmt::Debug for ForeignFormat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ForeignFormat({})", self.name)
+    }
+}
+
+impl PartialEq for ForeignFormat {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for ForeignFormat {}
+
+/// All formats, sorted by name.
+static FORMATS: &[ForeignFormat] = &[vdi::FORMAT];
+
+/// The format of a name.
+pub(crate) fn find(name: &str) -> Option<&'static ForeignFormat> {
+    FORMATS.iter().find(|format| format.name == name)
+}
+
+/// Options of a format's nodes, beside its file and its backing file.
+pub(crate) fn node_options(name: &str) -> &'static [&'static str] {
+    find(name).map_or(&[], |format| format.options)
+}
+
+/// Whether images of a format of this name, of some kind at least, take compressed writes.
+pub fn compresses(name: &str) -> bool {
+    find(name).is_some_and(|format| format.compresses)
+}
+
+/// What an image of one of these formats says of itself; `None` for any other device.
+pub fn facts(device: &dyn BlockDevice) -> Option<&Facts> {
+    device.format_device()?.downcast_ref()
+}
+
+/// Checks an image in a file; `None` if its format has nothing to be checked, or cannot mend anything
+/// where that is asked for.
+///
+/// # Errors
+/// As opening the image, and what the storage says.
+pub async fn check(format: &str, file: &Arc<dyn Storage>, fix: Fix) -> Result<Option<CheckReport>> {
+    let Some(format) = find(format).filter(|format| format.repairs || fix == Fix::default()) else {
+        return Ok(None);
+    };
+    match format.check {
+        Some(check) => check(file, fix).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_sorted() {
+        assert!(FORMATS.is_sorted_by(|a, b| a.name < b.name));
+        assert!(find("vdi").is_some() && find("qcow2").is_none());
+    }
+}

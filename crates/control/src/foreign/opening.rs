@@ -1,0 +1,82 @@
+//! [`Opening`]: an image on its way, and what its format asks for.
+
+use std::sync::Arc;
+
+use vellum::gate::{FileRequest, Gate};
+use vellum::{BlockDevice, Result, Storage};
+use vellum_foreign::BackingName;
+
+use super::ForeignFormat;
+use crate::backing::{self, Named, Override};
+use crate::gate::FileGate;
+use crate::graph::OpenContext;
+use crate::open::refuse_unknown;
+use crate::options::Options;
+
+/// An image of a foreign format on its way.
+pub(crate) struct Opening {
+    pub(crate) format: &'static ForeignFormat,
+    pub(crate) file: Arc<dyn Storage>,
+    /// What is left of the node's options.
+    pub(crate) options: Options,
+    pub(crate) writable: bool,
+    pub(crate) around: OpenContext,
+}
+
+impl Opening {
+    pub(crate) fn read_only(&self) -> bool {
+        !self.writable
+    }
+
+    /// Refuses options that nobody has taken.
+    pub(crate) fn no_more_options(&self) -> Result<()> {
+        refuse_unknown(&self.options, self.format.name)
+    }
+
+    /// The backing file: the one that options say, or else the one that the image names. Refuses options
+    /// that are left over.
+    pub(crate) async fn backing(
+        &mut self,
+        named: Option<BackingName>,
+    ) -> Result<Option<Arc<dyn BlockDevice>>> {
+        let flags = &self.around.flags;
+        let given = match self.format.has_backing {
+            true => backing::take(&mut self.options, flags, &self.around.place)?,
+            false => Override::None,
+        };
+        self.no_more_options()?;
+        let flags = &self.around.flags;
+        match given {
+            Override::None => Ok(None),
+            Override::Node(device) => Ok(Some(device)),
+            _ if flags.no_backing || flags.metadata_only || flags.no_data || flags.for_check => {
+                Ok(None)
+            }
+            Override::Options(options) => {
+                let named = named.map_or_else(Named::default, |named| Named {
+                    name: Some(named.name),
+                    format: named.format,
+                });
+                let image = self.file.name();
+                backing::open_described(options, image, named, &self.around)
+                    .await
+                    .map(Some)
+            }
+            Override::FromImage => {
+                let Some(named) = named else {
+                    return Ok(None);
+                };
+                let gate = FileGate {
+                    around: self.around.clone(),
+                };
+                let request = FileRequest {
+                    image: self.file.name().to_owned(),
+                    name: named.name,
+                    format: named.format,
+                    writable: false,
+                };
+                gate.open_backing(request).await.map(Some)
+            }
+        }
+    }
+}

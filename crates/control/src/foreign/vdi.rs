@@ -1,0 +1,47 @@
+//! VirtualBox's images.
+
+use std::sync::Arc;
+
+use vellum::{BlockDevice, Result};
+use vellum_foreign::vdi::{self, CreateOptions};
+
+use super::{Creation, ForeignFormat, Opening};
+use crate::create_options::{CreateSettings, OptionDescription, OptionType, SIZE, option};
+
+pub(super) const FORMAT: ForeignFormat = ForeignFormat {
+    name: "vdi",
+    open: |opening| Box::pin(open(opening)),
+    create: Some(Creation {
+        options: OPTIONS,
+        validate: |settings| {
+            vdi::Header::new(settings.integer("size").unwrap_or(0), false).map(drop)
+        },
+        fill: |file, settings| Box::pin(async move { vdi::create(file, &options(settings)).await }),
+    }),
+    check: Some(|file, _| Box::pin(vdi::check(&**file))),
+    repairs: false,
+    options: &[],
+    compresses: false,
+    has_backing: false,
+};
+
+const OPTIONS: &[OptionDescription] = &[
+    SIZE,
+    option(
+        "static",
+        OptionType::Bool,
+        "VDI static (pre-allocated) image",
+        Some("off"),
+    ),
+];
+
+fn options(settings: &CreateSettings) -> CreateOptions {
+    CreateOptions::default()
+        .size_bytes(settings.integer("size").unwrap_or(0))
+        .is_static(settings.bool("static"))
+}
+
+async fn open(mut opening: Opening) -> Result<Arc<dyn BlockDevice>> {
+    opening.backing(None).await?;
+    Ok(vdi::open(opening.file.clone(), opening.read_only()).await?)
+}
