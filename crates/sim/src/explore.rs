@@ -9,6 +9,7 @@ use crate::disk_bugs::DiskBug;
 use crate::drive::{Guest, drive};
 use crate::exhaustive::ExhaustiveChoices;
 use crate::failure::{Failure, FailureKind, guarded};
+use crate::foreign::ForeignFormat;
 use crate::generate;
 use crate::image_engine::ImageEngine;
 use crate::machine::Machine;
@@ -36,6 +37,8 @@ pub struct Explorer {
     pub bug: Option<DiskBug>,
     /// Seeds play with images that have checksums only; others have nothing to play.
     pub always_checksums: bool,
+    /// Seeds play with images of this format.
+    pub foreign: Option<ForeignFormat>,
 }
 
 /// A failure, and the scenario that leads to it.
@@ -67,11 +70,23 @@ impl Explorer {
             engine,
             bug: None,
             always_checksums: false,
+            foreign: None,
+        }
+    }
+
+    /// An explorer of images of another format.
+    pub fn foreign(format: ForeignFormat) -> Self {
+        Explorer {
+            foreign: Some(format),
+            ..Explorer::new(Arc::new(format))
         }
     }
 
     /// Runs the scenario of a seed and cuts its power `cuts` times.
     pub fn seed(&self, seed: u64, cuts: u64) -> Result<Totals, Box<Found>> {
+        if let Some(format) = self.foreign {
+            return self.scenario(&format.scenario(seed), &mut Rng::new(!seed), cuts);
+        }
         let scenario = match self.always_checksums {
             false => generate::scenario(seed),
             true => match generate::scenario_with_checksums(seed) {

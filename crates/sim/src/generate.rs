@@ -51,14 +51,7 @@ pub fn scenario_with_checksums(seed: u64) -> Option<Scenario> {
 
 fn finish(seed: u64, image: ImageOptions, mut rng: Rng) -> Scenario {
     let mut scenario = scenario_of(image, &mut rng);
-    // By chance of its own, so that all other scenarios are what they were.
-    let mut other = Rng::new(seed ^ 0x6661_756c_7473);
-    if other.chance(1, 4) {
-        scenario
-            .cycles
-            .iter_mut()
-            .for_each(|cycle| fail(cycle, &mut other));
-    }
+    sometimes_fail(&mut scenario, seed);
     let mut other = Rng::new(seed ^ 0x7772_6974_6573);
     if scenario.image.write_log != WriteLog::None && other.chance(1, 2) {
         let size_bytes = scenario.image.size_bytes;
@@ -67,6 +60,18 @@ fn finish(seed: u64, image: ImageOptions, mut rng: Rng) -> Scenario {
         }
     }
     scenario
+}
+
+/// Has requests on the disk fail in one scenario of four.
+pub(crate) fn sometimes_fail(scenario: &mut Scenario, seed: u64) {
+    // By chance of its own, so that all other scenarios are what they were.
+    let mut other = Rng::new(seed ^ 0x6661_756c_7473);
+    if other.chance(1, 4) {
+        scenario
+            .cycles
+            .iter_mut()
+            .for_each(|cycle| fail(cycle, &mut other));
+    }
 }
 
 /// Has short writes to the same sectors run side by side, again and again, each time read back and

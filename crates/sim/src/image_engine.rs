@@ -51,6 +51,11 @@ pub trait ImageEngine: Send + Sync + fmt::Debug {
     /// Checks an image that is not open.
     fn check(&self, files: Files) -> Io<Findings>;
 
+    /// Whether images are qcow2, so that the simulator can look into them itself.
+    fn is_qcow2(&self) -> bool {
+        true
+    }
+
     /// Repairs an image that is not open; an engine that cannot only checks it.
     fn repair(&self, files: Files) -> Io<Findings> {
         self.check(files)

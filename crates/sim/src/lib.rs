@@ -34,6 +34,7 @@ pub mod exhaustive;
 pub mod explore;
 pub mod failure;
 pub mod faults;
+pub mod foreign;
 pub mod generate;
 pub mod image_engine;
 mod keys;
@@ -51,6 +52,7 @@ pub mod schedule;
 pub mod shrink;
 pub mod sparse_bytes;
 pub mod storage;
+mod vdi;
 pub mod verify;
 
 use std::sync::Arc;

@@ -5,10 +5,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use vellum_sim::foreign::ForeignFormat;
 use vellum_sim::shrink::shrink;
 use vellum_sim::{Explorer, Failure, Found, Totals, daemon, engine};
 
-const USAGE: &str = "usage: vellum-sim [--daemon | --checksums] [--seeds FROM..TO] [--cuts N] \
+const USAGE: &str = "usage: vellum-sim [--daemon | --checksums | --format NAME] [--seeds FROM..TO] [--cuts N] \
     [--threads N] [--keep-going]";
 
 struct Options {
@@ -16,6 +17,8 @@ struct Options {
     daemon: bool,
     /// Only images with checksums.
     checksums: bool,
+    /// Images of another format.
+    foreign: Option<ForeignFormat>,
     from: u64,
     to: u64,
     cuts: u64,
@@ -28,6 +31,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Options> {
     let mut options = Options {
         daemon: false,
         checksums: false,
+        foreign: None,
         from: 0,
         to: 1000,
         cuts: 100,
@@ -42,6 +46,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Options> {
                 (options.from, options.to) = (from.parse().ok()?, to.parse().ok()?);
             }
             "--daemon" => options.daemon = true,
+            "--format" => options.foreign = Some(ForeignFormat::named(&arguments.next()?)?),
             "--checksums" => options.checksums = true,
             "--cuts" => options.cuts = arguments.next()?.parse().ok()?,
             "--threads" => options.threads = arguments.next()?.parse().ok()?,
@@ -78,9 +83,19 @@ impl Wrong {
     }
 }
 
+fn explorer(options: &Options) -> Explorer {
+    let explorer = match options.foreign {
+        Some(format) => Explorer::foreign(format),
+        None => Explorer::new(engine()),
+    };
+    Explorer {
+        always_checksums: options.checksums,
+        ..explorer
+    }
+}
+
 fn work(options: &Options, progress: &Progress) {
-    let mut explorer = Explorer::new(engine());
-    explorer.always_checksums = options.checksums;
+    let explorer = explorer(options);
     while !progress.stop.load(Ordering::Relaxed) {
         let seed = progress.next.fetch_add(1, Ordering::Relaxed);
         if seed >= options.to {
@@ -169,7 +184,7 @@ fn main() -> ExitCode {
         }
     };
     println!("shrinking seed {seed}: {}", found.failure);
-    let small = shrink(&Explorer::new(engine()), found, Duration::from_secs(60));
+    let small = shrink(&explorer(&options), found, Duration::from_secs(60));
     let name = format!("seed_{seed}");
     println!(
         "{}",

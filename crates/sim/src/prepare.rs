@@ -58,9 +58,11 @@ pub fn prepare(engine: &Arc<dyn ImageEngine>, scenario: &Scenario) -> Result<Mac
             forget_checksums(&mut machine.files[0]);
             changed.map_err(|message| Failure::new(FailureKind::Setup, message))?;
         }
-        let frozen = Frozen::of(&machine.files[0])
-            .map_err(|message| Failure::new(FailureKind::Setup, message))?;
-        machine.frozen = Arc::new(frozen);
+        if engine.is_qcow2() {
+            let frozen = Frozen::of(&machine.files[0])
+                .map_err(|message| Failure::new(FailureKind::Setup, message))?;
+            machine.frozen = Arc::new(frozen);
+        }
         bitmap::begin_scenario(options, &mut machine.model);
         let dirty = Layout::parse(&machine.files[0]).is_ok_and(|layout| layout.dirty);
         if !dirty {

@@ -121,7 +121,10 @@ pub(crate) fn inspect(
     plugged: &MachineStorages,
     runtime: &mut Runtime,
 ) -> Result<(), Failure> {
-    let problems = audit(image, frozen);
+    let problems = match engine.is_qcow2() {
+        true => audit(image, frozen),
+        false => Vec::new(),
+    };
     if !problems.is_empty() {
         return Err(Failure::new(FailureKind::Audit, problems.join("; ")));
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vellum::{Buffer, Buffers, Result, Storage};
-use vellum_storage::WriteFlags;
+use vellum_storage::{WriteFlags, ZeroFlags};
 
 use super::header::{BLOCK_BYTES, Header, UNALLOCATED};
 use crate::random_id::random_id;
@@ -49,6 +49,10 @@ pub async fn create(file: &Arc<dyn Storage>, options: &CreateOptions) -> Result<
     };
     if file.capabilities().growable {
         file.truncate(header.data_bytes + data_bytes).await?;
+    }
+    if options.is_static && !file.capabilities().has_zero_init {
+        let zeroed = file.write_zeroes(header.data_bytes, data_bytes, ZeroFlags::default());
+        zeroed.await?;
     }
     let first = header.encode(&[random_id()?, random_id()?]);
     let first = Buffers::from_buf([Buffer::copy_of(&first)]);
