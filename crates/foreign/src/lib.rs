@@ -18,6 +18,7 @@ mod facts;
 mod layout;
 mod random_id;
 pub mod vdi;
+pub mod vmdk;
 
 pub use device::MappedDevice;
 pub use facts::{BackingName, CheckReport, ClusterCounts, CompressedWrites, Fact, Facts, Fix};
