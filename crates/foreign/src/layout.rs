@@ -199,6 +199,11 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
         async { Ok(None) }
     }
 
+    /// Every write has to be one of whole blocks, for [`Layout::write_compressed`]: a stream.
+    fn compresses_writes(&self) -> bool {
+        false
+    }
+
     /// Takes what was changed in memory and is not on disk; `None` if that is nothing. What is taken
     /// is as it was at that moment; what changes later is taken the next time.
     fn take_changes(&self) -> Option<Self::Changes>;

@@ -33,6 +33,9 @@ impl<L: Layout> Core<L> {
         if buffer.is_empty() {
             return Ok(buffer);
         }
+        if self.layout.compresses_writes() {
+            return self.write_compressed(offset_bytes, buffer, flags).await;
+        }
         self.begin_changes().await?;
         let range = offset_bytes..offset_bytes + buffer.len() as u64;
         let shared = self.ranges.acquire(range.clone(), Mode::Shared).await;

@@ -105,6 +105,9 @@ pub struct Descriptor {
     parent_cid: u32,
     parent_name: Option<String>,
     extents: Vec<ExtentLine>,
+    is_own_extent: bool,
+    /// Where in the file the text begins, if a header stands before it.
+    embedded_at_bytes: Option<u64>,
 }
 
 fn invalid(message: impl Into<String>) -> Error {
@@ -147,7 +150,9 @@ impl Descriptor {
     /// # Errors
     /// [`ErrorKind::InvalidImage`] for what is no descriptor.
     pub fn parse_embedded(bytes: &[u8]) -> Result<Descriptor> {
-        Descriptor::with_extents(text_of(bytes, EMBEDDED_BYTES), Vec::new())
+        let mut descriptor = Descriptor::with_extents(text_of(bytes, EMBEDDED_BYTES), Vec::new())?;
+        descriptor.is_own_extent = true;
+        Ok(descriptor)
     }
 
     fn with_extents(text: &[u8], extents: Vec<ExtentLine>) -> Result<Descriptor> {
@@ -159,8 +164,8 @@ impl Descriptor {
         };
         let (cid, cid_digits) = identifier(head, b"CID").ok_or_else(no_identifier)?;
         let (parent_cid, _) = identifier(head, b"parentCID").ok_or_else(no_identifier)?;
-        let create_type = value_of(text, b"createType")
-            .map(|value| String::from_utf8_lossy(value).into_owned());
+        let create_type =
+            value_of(text, b"createType").map(|value| String::from_utf8_lossy(value).into_owned());
         Ok(Descriptor {
             text: text.to_vec(),
             create_type,
@@ -169,7 +174,25 @@ impl Descriptor {
             parent_cid,
             parent_name,
             extents,
+            is_own_extent: false,
+            embedded_at_bytes: None,
         })
+    }
+
+    /// The same text inside of a file.
+    pub(super) fn at(mut self, at_bytes: u64) -> Descriptor {
+        self.embedded_at_bytes = Some(at_bytes);
+        self
+    }
+
+    /// Where in its file the text begins, in bytes, if a header stands before it.
+    pub fn embedded_at(&self) -> Option<u64> {
+        self.embedded_at_bytes
+    }
+
+    /// Whether the file that has the descriptor is the whole image, and holds its grains.
+    pub fn is_own_extent(&self) -> bool {
+        self.is_own_extent
     }
 
     /// The text, without what pads it.
@@ -335,7 +358,11 @@ fn parse_extent(line: &[u8]) -> Result<Option<ExtentLine>> {
     let Some(name) = rest.trim_ascii_start().strip_prefix(b"\"") else {
         return Ok(None);
     };
-    let Some(end) = name.iter().position(|&byte| byte == b'"').filter(|&end| end > 0) else {
+    let Some(end) = name
+        .iter()
+        .position(|&byte| byte == b'"')
+        .filter(|&end| end > 0)
+    else {
         return Ok(None);
     };
     let (name, rest) = name.split_at(end);
@@ -501,10 +528,19 @@ mod tests {
     #[test]
     fn refuses_in_qemus_words() {
         let fails = [
-            ("RW 12582912 VMFS \"dummy.vmdk\" 1", "Invalid extent line: RW 12582912 VMFS \"dummy.vmdk\" 1"),
+            (
+                "RW 12582912 VMFS \"dummy.vmdk\" 1",
+                "Invalid extent line: RW 12582912 VMFS \"dummy.vmdk\" 1",
+            ),
             ("RW 5 FLAT \"a\"", "Invalid extent line: RW 5 FLAT \"a\""),
-            ("RW 5 FLAT \"a\" -1", "Invalid extent line: RW 5 FLAT \"a\" -1"),
-            ("RW 5 SPARSE \"a\" 7", "Invalid extent line: RW 5 SPARSE \"a\" 7"),
+            (
+                "RW 5 FLAT \"a\" -1",
+                "Invalid extent line: RW 5 FLAT \"a\" -1",
+            ),
+            (
+                "RW 5 SPARSE \"a\" 7",
+                "Invalid extent line: RW 5 SPARSE \"a\" 7",
+            ),
             ("RDONLY 5 ZERO \"a\"", "Unsupported extent access 'RDONLY'"),
         ];
         for (line, message) in fails {
@@ -514,7 +550,10 @@ mod tests {
         let custom = FLAT.replace("monolithicFlat", "fullDevice");
         assert_eq!(message_of(&custom), "Unsupported image type 'fullDevice'");
         assert_eq!(message_of("hello"), "invalid VMDK image descriptor");
-        assert_eq!(message_of(&FLAT.replace("\nCID", "\nSID")), "Invalid argument");
+        assert_eq!(
+            message_of(&FLAT.replace("\nCID", "\nSID")),
+            "Invalid argument"
+        );
     }
 
     proptest! {

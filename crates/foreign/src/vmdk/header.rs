@@ -172,8 +172,7 @@ impl SparseHeader {
 
     /// Why the extent can only be read, if that is so, in QEMU's words.
     pub fn read_only_reason(&self) -> Option<&'static str> {
-        (self.version == 3 && !self.is_compressed())
-            .then_some("VMDK version 3 must be read only")
+        (self.version == 3 && !self.is_compressed()).then_some("VMDK version 3 must be read only")
     }
 
     /// Where the tables are and how they are laid out, after all checks, in QEMU's order and words.
@@ -357,7 +356,9 @@ impl TableGeometry {
         }
         let directories = [Some(self.directory_sector), self.redundant_sector];
         if directories.into_iter().flatten().any(|at| at > largest / 2) {
-            return Err(invalid("Invalid grain directory offset, image may be corrupt"));
+            return Err(invalid(
+                "Invalid grain directory offset, image may be corrupt",
+            ));
         }
         Ok(self)
     }
@@ -418,7 +419,10 @@ mod tests {
         assert_eq!(header.redundant_sector, 0x15);
         assert_eq!(header.directory_sector, 0x297);
         assert_eq!(header.overhead_sectors, 0x580);
-        assert_eq!(&bytes[..20], b"KDMV\x03\0\0\0\x03\0\x03\0\0\0\xa0\0\0\0\0\0");
+        assert_eq!(
+            &bytes[..20],
+            b"KDMV\x03\0\0\0\x03\0\x03\0\0\0\xa0\0\0\0\0\0"
+        );
         assert_eq!(&bytes[72..80], b"\0\n \r\n\x01\0\0");
         assert_eq!(SparseHeader::parse(&bytes), Some(header));
         assert!(header.geometry(0x580 * 512).is_ok());
@@ -440,8 +444,14 @@ mod tests {
         assert_eq!(entries, "L2 table size too big");
         let capacity = message(|header| header.capacity_sectors = u64::MAX);
         assert_eq!(capacity, "L1 size too big");
-        assert_eq!(message(|header| header.version = 4), "Unsupported VMDK version 4");
-        assert_eq!(message(|header| header.grain_sectors = 0), "L1 entry size is invalid");
+        assert_eq!(
+            message(|header| header.version = 4),
+            "Unsupported VMDK version 4"
+        );
+        assert_eq!(
+            message(|header| header.grain_sectors = 0),
+            "L1 entry size is invalid"
+        );
         let truncated = header.geometry(0).unwrap_err();
         let expected = format!("File truncated, expecting at least {file_bytes} bytes");
         assert_eq!(truncated.message(), expected);

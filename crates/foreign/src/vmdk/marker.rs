@@ -62,7 +62,13 @@ impl GrainMarker {
 /// # Errors
 /// [`ErrorKind::Io`] if the compressor fails.
 pub fn pack_grain(guest_sector: u64, content: &[u8]) -> Result<Vec<u8>> {
-    let fail = || Error::new(ErrorKind::Io, "write compressed", "cannot compress the data");
+    let fail = || {
+        Error::new(
+            ErrorKind::Io,
+            "write compressed",
+            "cannot compress the data",
+        )
+    };
     let mut packed = Vec::with_capacity(content.len() / 2 + 1024);
     packed.extend_from_slice(&guest_sector.to_le_bytes());
     packed.extend_from_slice(&[0; 4]);
@@ -93,7 +99,13 @@ pub fn pack_grain(guest_sector: u64, content: &[u8]) -> Result<Vec<u8>> {
 /// # Errors
 /// [`ErrorKind::Corrupt`] for what is no whole stream, or one of more bytes.
 pub fn unpack(stream: &[u8], most_bytes: usize) -> Result<Vec<u8>> {
-    let fail = || Error::new(ErrorKind::Corrupt, "read", "a compressed grain does not decompress");
+    let fail = || {
+        Error::new(
+            ErrorKind::Corrupt,
+            "read",
+            "a compressed grain does not decompress",
+        )
+    };
     let mut content = vec![0; most_bytes];
     let mut inflater = Decompress::new(true);
     let status = inflater
@@ -122,7 +134,10 @@ mod tests {
         for at in [8, 12, 512, 1024, 1036] {
             let mut changed = footer.clone();
             changed[at] ^= 1;
-            assert_eq!(parse_footer(&changed).unwrap_err().message(), "Invalid footer");
+            assert_eq!(
+                parse_footer(&changed).unwrap_err().message(),
+                "Invalid footer"
+            );
         }
     }
 

@@ -41,7 +41,10 @@ impl ConstHeader {
             return Err(Error::new(ErrorKind::InvalidImage, "open", message));
         }
         if field(1) != VERSION {
-            return Err(unsupported(format!("Unsupported version: 0x{:016x}", field(1))));
+            return Err(unsupported(format!(
+                "Unsupported version: 0x{:016x}",
+                field(1)
+            )));
         }
         if field(3) != GRAIN_SECTORS {
             return Err(unsupported(format!("Unsupported grain size: {}", field(3))));
@@ -51,12 +54,18 @@ impl ConstHeader {
             return Err(unsupported(message));
         }
         if field(5) != 0 {
-            return Err(unsupported(format!("Unsupported flags: 0x{:016x}", field(5))));
+            return Err(unsupported(format!(
+                "Unsupported flags: 0x{:016x}",
+                field(5)
+            )));
         }
         let reserved = [field(6), field(7), field(8), field(9)];
         if reserved != [0; 4] {
             let shown: Vec<_> = reserved.iter().map(|it| format!(" 0x{it:016x}")).collect();
-            return Err(unsupported(format!("Unsupported reserved bits:{}", shown.concat())));
+            return Err(unsupported(format!(
+                "Unsupported reserved bits:{}",
+                shown.concat()
+            )));
         }
         if !is_zero_from(bytes, 208) {
             let message = "Unsupported non-zero const header padding".to_owned();
@@ -167,7 +176,10 @@ pub(crate) mod tests {
         fields[10..12].copy_from_slice(&[1, 1]);
         fields[16..20].copy_from_slice(&[2, 1, 8, 64]);
         fields[24] = 128;
-        fields.iter().flat_map(|field| field.to_le_bytes()).collect()
+        fields
+            .iter()
+            .flat_map(|field| field.to_le_bytes())
+            .collect()
     }
 
     #[test]
@@ -186,7 +198,10 @@ pub(crate) mod tests {
     fn entries_say_what_they_say() {
         assert_eq!(table_sector(0x1000_0000_0000_0001, 8), Some(72));
         assert_eq!(table_sector(0x2000_0000_0000_0001, 8), None);
-        assert_eq!(grain(0x3001_0000_0000_0002, 128), Some(Grain::Sector(128 + 8 * 0x2001)));
+        assert_eq!(
+            grain(0x3001_0000_0000_0002, 128),
+            Some(Grain::Sector(128 + 8 * 0x2001))
+        );
         assert_eq!(grain(0x2000_0000_0000_0000, 128), Some(Grain::Zero));
         assert_eq!(grain(5, 128), None);
     }
