@@ -16,9 +16,12 @@ mod device;
 mod entries;
 mod facts;
 mod layout;
+mod partial;
 mod random_id;
+mod transfer;
 pub mod vdi;
 pub mod vmdk;
+pub mod vhdx;
 
 pub use device::MappedDevice;
 pub use facts::{BackingName, CheckReport, ClusterCounts, CompressedWrites, Fact, Facts, Fix};
