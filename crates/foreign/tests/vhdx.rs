@@ -32,12 +32,12 @@ fn what_is_written_here_is_read_there() {
             create(&file, &options.size_bytes(size_bytes))
                 .await
                 .unwrap();
-            for _ in 0..3 {
+            for _ in 0..2 {
                 let device = open(file.clone(), None, OpenOptions::default())
                     .await
                     .unwrap();
                 model.compare(&*device).await;
-                model.exercise(&*device, 40).await;
+                model.exercise(&*device, 30).await;
                 model.compare(&*device).await;
                 device.close().await.unwrap();
             }

@@ -30,6 +30,8 @@ mod metadata;
 mod parent;
 mod region;
 mod replay;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 use vellum::{Error, ErrorKind};
