@@ -11,12 +11,17 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::missing_errors_doc)]
 
+pub mod bochs;
 mod bytes;
+pub mod cloop;
 mod device;
 mod entries;
 mod facts;
+mod fields;
+mod inflate;
 mod layout;
 mod partial;
+mod paged;
 mod random_id;
 mod transfer;
 pub mod vdi;
