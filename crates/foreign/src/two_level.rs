@@ -1,0 +1,248 @@
+//! [`TwoLevel`]: a table of tables of clusters, as qcow and QED have it.
+//!
+//! An entry of the first table leads to a table of the second level, a leaf, whose entries lead to clusters.
+//! Clusters and leaves are put at the end of the file and never move.
+//!
+//! Invariants:
+//! - A leaf's zeroes are written when it is made, so they are durable before the entry that leads to it,
+//!   as with the data of clusters. So entries of both levels can be written in any order.
+//! - What was at the end of the file when it was opened stays where it is.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use vellum::{Error, ErrorKind, Result, Storage};
+use vellum_storage::ZeroFlags;
+
+use crate::layout::{Place, Run};
+use crate::paged::{PagedTables, Patches, Table, Width};
+
+/// Tables are kept in memory up to this size.
+const BUDGET_BYTES: u64 = 16 << 20;
+
+/// How the tables of a format are made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) width: Width,
+    /// The first table.
+    pub(crate) l1: Table,
+    /// Entries of a leaf.
+    pub(crate) leaf_len: u64,
+    pub(crate) cluster_bytes: u64,
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub(crate) struct TwoLevel {
+    file: Arc<dyn Storage>,
+    shape: Shape,
+    tables: PagedTables,
+    /// Where the next thing is put, in bytes of the file.
+    end_bytes: Mutex<u64>,
+    /// Leaves are made one at a time, so that nobody makes one twice.
+    making: async_lock::Mutex<()>,
+    /// Leaves of the blocks that have host space and are not linked yet.
+    leaves: Mutex<HashMap<u64, u64>>,
+}
+
+/// What leads nowhere.
+pub(crate) fn corrupt(operation: &'static str, message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Corrupt, operation, message)
+}
+
+impl TwoLevel {
+    /// Tables of a file that ends at `end_bytes`.
+    pub(crate) fn new(file: Arc<dyn Storage>, shape: Shape, end_bytes: u64) -> TwoLevel {
+        TwoLevel {
+            tables: PagedTables::new(file.clone(), shape.width, BUDGET_BYTES),
+            file,
+            shape,
+            end_bytes: Mutex::new(end_bytes),
+            making: async_lock::Mutex::new(()),
+            leaves: Mutex::default(),
+        }
+    }
+
+    /// The indices in the first table and in the leaf.
+    fn indices(&self, offset_bytes: u64) -> (u64, u64) {
+        let cluster = offset_bytes / self.shape.cluster_bytes;
+        (cluster / self.shape.leaf_len, cluster % self.shape.leaf_len)
+    }
+
+    fn leaf(&self, start_bytes: u64) -> Table {
+        Table {
+            start_bytes,
+            len: self.shape.leaf_len,
+        }
+    }
+
+    /// Where the next thing would be put.
+    pub(crate) fn end_bytes(&self) -> u64 {
+        *self.end_bytes.lock()
+    }
+
+    /// The run at an offset. `check_leaf` says whether there may be a leaf at an offset in the file; `place`
+    /// gives the place of a cluster with an entry. `None` if something has to be loaded first.
+    pub(crate) fn lookup(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        check_leaf: impl Fn(u64) -> Result<()>,
+        place: impl Fn(u64) -> Result<Place>,
+    ) -> Result<Option<Run>> {
+        let cluster_bytes = self.shape.cluster_bytes;
+        let (l1_index, leaf_index) = self.indices(offset_bytes);
+        let in_cluster = offset_bytes % cluster_bytes;
+        let Some(leaf) = self.tables.get(self.shape.l1, l1_index) else {
+            return Ok(None);
+        };
+        if leaf == 0 {
+            let clusters = self.shape.leaf_len - leaf_index;
+            let rest_bytes = clusters.saturating_mul(cluster_bytes) - in_cluster;
+            return Ok(Some(Run {
+                len_bytes: rest_bytes.min(len_bytes),
+                place: Place::Absent,
+            }));
+        }
+        check_leaf(leaf)?;
+        let mut first = None;
+        let mut run_bytes = 0;
+        let mut failed = None;
+        self.tables.visit(self.leaf(leaf), leaf_index, |entry| {
+            let here = match place(entry) {
+                Ok(here) => here,
+                Err(error) => {
+                    failed = first.is_none().then_some(error);
+                    return false;
+                }
+            };
+            let wanted = first.map_or(here, |first| advanced(first, run_bytes));
+            if here != wanted {
+                return false;
+            }
+            first.get_or_insert(here);
+            run_bytes += cluster_bytes;
+            run_bytes - in_cluster < len_bytes
+        });
+        if let Some(error) = failed {
+            return Err(error.at(offset_bytes));
+        }
+        Ok(first.map(|first| Run {
+            len_bytes: (run_bytes - in_cluster).min(len_bytes),
+            place: advanced(first, in_cluster),
+        }))
+    }
+
+    /// Loads what a lookup at an offset needs.
+    pub(crate) async fn load(&self, offset_bytes: u64) -> Result<()> {
+        let (l1_index, leaf_index) = self.indices(offset_bytes);
+        match self.tables.fetch(self.shape.l1, l1_index).await? {
+            0 => Ok(()),
+            leaf => self.tables.load(self.leaf(leaf), leaf_index).await,
+        }
+    }
+
+    /// A cluster's entry; 0 where there is no leaf.
+    pub(crate) async fn entry(&self, offset_bytes: u64) -> Result<u64> {
+        let (l1_index, leaf_index) = self.indices(offset_bytes);
+        match self.tables.fetch(self.shape.l1, l1_index).await? {
+            0 => Ok(0),
+            leaf => self.tables.fetch(self.leaf(leaf), leaf_index).await,
+        }
+    }
+
+    /// Takes space at the end of the file.
+    pub(crate) fn reserve(&self, len_bytes: u64, align_bytes: u64) -> Result<u64> {
+        let mut end = self.end_bytes.lock();
+        let start = end.checked_next_multiple_of(align_bytes);
+        let next = start.and_then(|start| start.checked_add(len_bytes));
+        match (start, next) {
+            (Some(start), Some(next)) if i64::try_from(next).is_ok() => {
+                *end = next;
+                Ok(start)
+            }
+            _ => {
+                let message = "the file cannot become larger";
+                Err(Error::new(ErrorKind::NoSpace, "write", message))
+            }
+        }
+    }
+
+    /// The leaf of a cluster, which is made if need be.
+    async fn make_leaf(&self, offset_bytes: u64) -> Result<u64> {
+        let (l1_index, _) = self.indices(offset_bytes);
+        let _making = self.making.lock().await;
+        let leaf = self.tables.fetch(self.shape.l1, l1_index).await?;
+        if leaf != 0 {
+            return Ok(leaf);
+        }
+        let len_bytes = self.shape.leaf_len * 8;
+        let leaf = self.reserve(len_bytes, self.shape.cluster_bytes)?;
+        let zeroes = self
+            .file
+            .write_zeroes(leaf, len_bytes, ZeroFlags::default());
+        zeroes.await?;
+        self.tables.set(self.shape.l1, l1_index, leaf);
+        Ok(leaf)
+    }
+
+    /// Finds space for the cluster at an offset, and what leads to it.
+    pub(crate) async fn allocate(&self, offset_bytes: u64) -> Result<u64> {
+        let leaf = self.make_leaf(offset_bytes).await?;
+        let cluster_bytes = self.shape.cluster_bytes;
+        let host = self.reserve(cluster_bytes, cluster_bytes)?;
+        self.leaves.lock().insert(offset_bytes, leaf);
+        Ok(host)
+    }
+
+    /// Sets the entry of a cluster that was given space.
+    pub(crate) fn link(&self, offset_bytes: u64, entry: u64) -> Result<()> {
+        let leaf = self.leaves.lock().remove(&offset_bytes);
+        let message = "a cluster without space is linked";
+        let leaf = leaf.ok_or_else(|| corrupt("write", message).at(offset_bytes))?;
+        let (_, leaf_index) = self.indices(offset_bytes);
+        self.tables.set(self.leaf(leaf), leaf_index, entry);
+        Ok(())
+    }
+
+    /// Sets the entry of any cluster.
+    pub(crate) async fn set(&self, offset_bytes: u64, entry: u64) -> Result<()> {
+        let leaf = self.make_leaf(offset_bytes).await?;
+        let (_, leaf_index) = self.indices(offset_bytes);
+        self.tables.set(self.leaf(leaf), leaf_index, entry);
+        Ok(())
+    }
+
+    pub(crate) fn take(&self) -> Option<Patches> {
+        self.tables.take()
+    }
+
+    pub(crate) fn changed_bytes(&self) -> u64 {
+        self.tables.changed_bytes()
+    }
+
+    pub(crate) async fn write(&self, patches: Patches) -> Result<()> {
+        self.tables.write(patches).await
+    }
+
+    /// Has the file be as long as what is in it: the last cluster may have been written in part.
+    pub(crate) async fn fill_up(&self) -> Result<()> {
+        let end_bytes = self.end_bytes();
+        match self.file.capabilities().growable && self.file.len_bytes()? < end_bytes {
+            true => self.file.truncate(end_bytes).await,
+            false => Ok(()),
+        }
+    }
+}
+
+/// The place so many bytes behind another one, in the same run.
+fn advanced(place: Place, by_bytes: u64) -> Place {
+    match place {
+        Place::Data { file, offset_bytes } => Place::Data {
+            file,
+            offset_bytes: offset_bytes.saturating_add(by_bytes),
+        },
+        other => other,
+    }
+}
