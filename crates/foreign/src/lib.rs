@@ -14,6 +14,7 @@
 pub mod bochs;
 mod bytes;
 pub mod cloop;
+mod clusters;
 mod device;
 mod entries;
 mod facts;
@@ -23,6 +24,7 @@ mod layout;
 mod partial;
 mod paged;
 pub mod qcow;
+pub mod qed;
 mod random_id;
 mod transfer;
 mod two_level;

@@ -1,0 +1,175 @@
+//! [`QedLayout`]: where the clusters of a QED image lie.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use vellum::{Error, ErrorKind, Result, Storage};
+
+use super::Header;
+use super::header::ZERO;
+use crate::facts::Facts;
+use crate::fields::write_at;
+use crate::paged::{Patches, Table, Width};
+use crate::two_level::{Shape, TwoLevel, corrupt};
+use crate::{Layout, NewBlock, Run};
+
+/// Where the clusters of an image lie.
+#[derive(Debug)]
+pub struct QedLayout {
+    files: [Arc<dyn Storage>; 1],
+    /// As it is on disk.
+    header: Mutex<Header>,
+    /// What of the header does not change.
+    shape: Header,
+    facts: Facts,
+    tables: TwoLevel,
+    /// Behind it nothing was ever written.
+    len_bytes: u64,
+}
+
+/// Entries that a flush writes.
+#[derive(Debug)]
+pub struct QedChanges(Patches);
+
+impl QedLayout {
+    /// An image in a file of a length.
+    pub(super) fn new(
+        file: Arc<dyn Storage>,
+        header: Header,
+        facts: Facts,
+        len_bytes: u64,
+    ) -> QedLayout {
+        let shape = Shape {
+            width: Width::Le64,
+            l1: Table {
+                start_bytes: header.l1_offset_bytes,
+                len: header.table_len(),
+            },
+            leaf_len: header.table_len(),
+            cluster_bytes: header.cluster_bytes.into(),
+        };
+        let end_bytes = header.end_bytes(len_bytes);
+        QedLayout {
+            tables: TwoLevel::new(file.clone(), shape, end_bytes),
+            files: [file],
+            header: Mutex::new(header),
+            shape: header,
+            facts,
+            len_bytes,
+        }
+    }
+
+    /// Writes a changed header, which counts once it is durable.
+    async fn write_header(&self, change: impl FnOnce(&mut Header)) -> Result<()> {
+        let [file] = &self.files;
+        let mut header = *self.header.lock();
+        change(&mut header);
+        write_at(&**file, 0, &header.encode()).await?;
+        file.flush().await?;
+        *self.header.lock() = header;
+        Ok(())
+    }
+}
+
+impl Layout for QedLayout {
+    type Changes = QedChanges;
+
+    fn format(&self) -> &'static str {
+        "qed"
+    }
+
+    fn files(&self) -> &[Arc<dyn Storage>] {
+        &self.files
+    }
+
+    fn facts(&self) -> Facts {
+        self.facts.clone()
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.header.lock().size_bytes
+    }
+
+    fn block_bytes(&self) -> u64 {
+        self.shape.cluster_bytes.into()
+    }
+
+    fn lookup(&self, offset_bytes: u64, len_bytes: u64) -> Result<Option<Run>> {
+        let end_bytes = self.tables.end_bytes();
+        let check_leaf = |leaf| match self.shape.is_table_place(leaf, end_bytes) {
+            true => Ok(()),
+            false => Err(corrupt(
+                "read",
+                format!("L2 table offset {leaf:#x} is invalid"),
+            )),
+        };
+        let place = |entry| self.shape.place(entry, end_bytes);
+        self.tables
+            .lookup(offset_bytes, len_bytes, check_leaf, place)
+    }
+
+    async fn load(&self, offset_bytes: u64) -> Result<()> {
+        self.tables.load(offset_bytes).await
+    }
+
+    async fn begin_changes(&self) -> Result<()> {
+        self.write_header(|header| header.set_needs_check(true))
+            .await
+    }
+
+    async fn allocate(&self, offset_bytes: u64) -> Result<NewBlock> {
+        let host = self.tables.allocate(offset_bytes).await?;
+        let has_zero_init = self.files[0].capabilities().has_zero_init;
+        Ok(NewBlock {
+            file: 0,
+            offset_bytes: host,
+            reads_as_zeroes: has_zero_init && host >= self.len_bytes,
+        })
+    }
+
+    fn link(&self, offset_bytes: u64, block: NewBlock) -> Result<()> {
+        self.tables.link(offset_bytes, block.offset_bytes)
+    }
+
+    async fn zero(&self, offset_bytes: u64, _shows_backing: bool, _unmap: bool) -> Result<bool> {
+        match self.tables.entry(offset_bytes).await? {
+            0 => self.tables.set(offset_bytes, ZERO).await.map(|()| true),
+            ZERO => Ok(true),
+            // Its space would be lost: there is no way to give it back.
+            _ => Ok(false),
+        }
+    }
+
+    fn take_changes(&self) -> Option<QedChanges> {
+        self.tables.take().map(QedChanges)
+    }
+
+    fn changed_bytes(&self) -> u64 {
+        self.tables.changed_bytes()
+    }
+
+    async fn write_changes(&self, changes: QedChanges) -> Result<()> {
+        self.tables.write(changes.0).await
+    }
+
+    async fn end_changes(&self) -> Result<()> {
+        self.tables.fill_up().await?;
+        // What a repair at the opening could not mend is still to be told.
+        let needs_check = self.shape.needs_check();
+        self.write_header(|header| header.set_needs_check(needs_check))
+            .await
+    }
+
+    async fn resize(&self, size_bytes: u64) -> Result<()> {
+        let refused = |kind, message| Err(Error::new(kind, "resize", message));
+        if !self.shape.may_have_size(size_bytes) {
+            return refused(ErrorKind::InvalidArgument, "Invalid image size specified");
+        }
+        if size_bytes < self.size_bytes() {
+            let message = "Shrinking images is currently not supported";
+            return refused(ErrorKind::Unsupported, message);
+        }
+        self.write_header(|header| header.size_bytes = size_bytes)
+            .await
+    }
+}

@@ -1,0 +1,97 @@
+//! QED, QEMU's enhanced disk format, which came between qcow2 and what qcow2 is now.
+//!
+//! A header of some clusters with the name of a backing file in it, a first table (L1) of tables (L2), and these and the
+//! clusters in the order in which they were made. All tables have one size, some clusters. There is no count of
+//! references.
+//!
+//! What a power cut leaves: the flag that says that the image has to be checked, and clusters at the end of
+//! the file that nothing leads to. The flag is durable before the first change and is taken back once all
+//! is durable. Entries are written after what they lead to is durable, so a check finds nothing to mend
+//! beside the flag after our own writes; other programs rely on the check. An image with the flag that
+//! is opened to be written to is checked and mended first.
+
+mod check;
+mod create;
+mod header;
+mod layout;
+
+use std::sync::Arc;
+
+use vellum::{BlockDevice, Result, Storage};
+
+pub use check::{check, repair};
+pub use create::{CreateOptions, create};
+pub use header::Header;
+pub use layout::QedLayout;
+
+use crate::MappedDevice;
+use crate::facts::{BackingName, Facts, Fix};
+use crate::fields::{read_at, until_nul, write_at};
+
+/// Whether the first bytes of a file (64 will do) are those of such an image.
+pub fn probe(bytes: &[u8]) -> bool {
+    header::has_magic(bytes)
+}
+
+/// Reads the header, and the name of the backing file.
+async fn read(file: &Arc<dyn Storage>) -> Result<(Header, Facts)> {
+    let read = async {
+        let bytes = read_at(&**file, 0, header::HEADER_BYTES).await?;
+        let header = Header::decode(&bytes)?;
+        header.check_places(header.end_bytes(file.len_bytes()?))?;
+        let mut facts = Facts {
+            is_dirty: header.needs_check(),
+            ..Facts::default()
+        };
+        if let Some((at, len)) = header.backing_name_at()? {
+            let name = read_at(&**file, at, len).await?;
+            facts.backing = Some(BackingName {
+                name: String::from_utf8_lossy(until_nul(&name)).into_owned(),
+                format: header.backing_is_raw().then(|| "raw".to_owned()),
+            });
+        }
+        Ok((header, facts))
+    };
+    read.await
+        .map_err(|error: vellum::Error| error.target(file.name()))
+}
+
+/// What an image says of itself: the name of its backing file above all, which whoever opens it opens before.
+///
+/// # Errors
+/// As [`open`].
+pub async fn facts(file: &Arc<dyn Storage>) -> Result<Facts> {
+    Ok(read(file).await?.1)
+}
+
+/// Opens an image. One that has to be checked is repaired first, unless it is only read.
+///
+/// # Errors
+/// [`vellum::ErrorKind::InvalidImage`] for what is no such image, [`vellum::ErrorKind::Unsupported`] for
+/// features that are not known; else what the storage says.
+pub async fn open(
+    file: Arc<dyn Storage>,
+    backing: Option<Arc<dyn BlockDevice>>,
+    read_only: bool,
+) -> Result<Arc<MappedDevice<QedLayout>>> {
+    let (mut header, facts) = read(&file).await?;
+    if !read_only {
+        if header.forget_unknown() {
+            write_at(&*file, 0, &header.encode()).await?;
+            file.flush().await?;
+        }
+        if header.needs_check() {
+            let fix = Fix {
+                leaks: true,
+                corruptions: true,
+            };
+            repair(&file, fix)
+                .await
+                .map_err(|error| error.context("open", "Image corrupted").target(file.name()))?;
+            (header, _) = read(&file).await?;
+        }
+    }
+    let len_bytes = file.len_bytes()?;
+    let layout = QedLayout::new(file, header, facts, len_bytes);
+    Ok(MappedDevice::new(layout, backing, read_only))
+}
