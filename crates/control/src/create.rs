@@ -15,7 +15,7 @@ use crate::create_options::{
     CreateSettings, OBJECT_SIZE, OptionDescription, all_options, not_creatable,
 };
 use crate::encryption;
-use crate::foreign::{self, Creation};
+use crate::foreign::{self, Creation, New};
 use crate::nbd_name;
 use crate::open::open_file;
 use crate::probe::is_format_name;
@@ -468,6 +468,21 @@ async fn make_luks(name: &str, settings: &CreateSettings) -> Result<()> {
     target.end(name, made).await
 }
 
+/// Makes the files that an image has beside the one that it is named by.
+async fn make_extents(
+    creation: &Creation,
+    settings: &CreateSettings,
+    name: &str,
+) -> Result<Vec<Arc<dyn Storage>>> {
+    let mut extents: Vec<Arc<dyn Storage>> = Vec::new();
+    for path in (creation.extents)(settings, name)? {
+        let file = create_file(&filename::local_path(&path)?).await?;
+        file.set_permissions_patiently(Permissions::WRITER).await?;
+        extents.push(file);
+    }
+    Ok(extents)
+}
+
 async fn make_foreign(name: &str, creation: &Creation, settings: &CreateSettings) -> Result<()> {
     (creation.validate)(settings)?;
     let target = Target::open(name, settings).await?;
@@ -477,7 +492,13 @@ async fn make_foreign(name: &str, creation: &Creation, settings: &CreateSettings
             Target::Export(export) => claim_export(export, 0).await?,
             Target::Elsewhere(_) => {}
         }
-        (creation.fill)(&target.storage(), settings).await
+        let extents = make_extents(creation, settings, name).await?;
+        let new = New {
+            file: &target.storage(),
+            extents: &extents,
+            settings,
+        };
+        (creation.fill)(new).await
     };
     let made = made.await;
     target.end(name, made).await

@@ -117,9 +117,9 @@ const COMPAT: OptionDescription = option(
     "Compatibility level (v2 [0.10] or v3 [1.1])",
     None,
 );
-const BACKING_FILE: OptionDescription =
+pub(crate) const BACKING_FILE: OptionDescription =
     option("backing_file", Text, "File name of a base image", None);
-const BACKING_FORMAT: OptionDescription =
+pub(crate) const BACKING_FORMAT: OptionDescription =
     option("backing_fmt", Text, "Image format of the base image", None);
 const DATA_FILE: OptionDescription = option(
     "data_file",

@@ -21,16 +21,16 @@ mod facts;
 mod fields;
 mod inflate;
 mod layout;
-mod partial;
 mod paged;
+mod partial;
 pub mod qcow;
 pub mod qed;
 mod random_id;
 mod transfer;
 mod two_level;
 pub mod vdi;
-pub mod vmdk;
 pub mod vhdx;
+pub mod vmdk;
 
 pub use device::MappedDevice;
 pub use facts::{BackingName, CheckReport, ClusterCounts, CompressedWrites, Fact, Facts, Fix};

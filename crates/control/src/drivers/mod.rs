@@ -103,7 +103,9 @@ static DRIVERS: &[Driver] = &[
         Box::pin(blklogwrites::open(o, c, a))
     }),
     protocol("blkverify", |o, c, a| Box::pin(blkverify::open(o, c, a))),
+    format("bochs", |o, c, a| Box::pin(foreign("bochs", o, c, a))),
     protocol("cache", |o, c, a| Box::pin(remote_cache::open(o, c, a))),
+    format("cloop", |o, c, a| Box::pin(foreign("cloop", o, c, a))),
     protocol("compress", |o, c, a| Box::pin(compress::open(o, c, a))),
     protocol("copy-before-write", |o, c, a| {
         Box::pin(copy_before_write::open(o, c, a))
@@ -134,9 +136,11 @@ static DRIVERS: &[Driver] = &[
     protocol("preallocate", |o, c, a| {
         Box::pin(preallocate::open(o, c, a))
     }),
+    format("qcow", |o, c, a| Box::pin(foreign("qcow", o, c, a))),
     format("qcow2", |o, c, a| {
         Box::pin(open_format(Some(Format::Qcow2), o, c, a))
     }),
+    format("qed", |o, c, a| Box::pin(foreign("qed", o, c, a))),
     protocol("quorum", |o, c, a| Box::pin(quorum::open(o, c, a))),
     format("raw", |o, c, a| {
         Box::pin(open_format(Some(Format::Raw { probed: false }), o, c, a))
@@ -150,6 +154,8 @@ static DRIVERS: &[Driver] = &[
     protocol("ssh", |o, c, a| Box::pin(ssh::open("ssh", o, c, a))),
     protocol("throttle", |o, c, a| Box::pin(throttle::open(o, c, a))),
     format("vdi", |o, c, a| Box::pin(foreign("vdi", o, c, a))),
+    format("vhdx", |o, c, a| Box::pin(foreign("vhdx", o, c, a))),
+    format("vmdk", |o, c, a| Box::pin(foreign("vmdk", o, c, a))),
 ];
 
 /// Opens an image of a format of other programs.

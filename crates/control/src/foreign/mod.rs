@@ -5,13 +5,19 @@
 //! Invariant: a file that an image names (a backing file, an extent) is opened by this crate, as far as
 //! the policy allows it (rule 12); the formats themselves open nothing.
 
+mod bochs;
+mod cloop;
 mod opening;
+mod qcow;
+mod qed;
 mod vdi;
+mod vhdx;
+mod vmdk;
 
 use std::pin::Pin;
 use std::sync::Arc;
 
-use vellum::{BlockDevice, Result, Storage};
+use vellum::{BlockDevice, Error, ErrorKind, Result, Storage};
 pub use vellum_foreign::{BackingName, CheckReport, CompressedWrites, Fact, Facts, Fix};
 
 use crate::create_options::{CreateSettings, OptionDescription};
@@ -45,8 +51,57 @@ pub(crate) struct Creation {
     pub(crate) options: &'static [OptionDescription],
     /// Checks settings before anything is touched.
     pub(crate) validate: fn(&CreateSettings) -> Result<()>,
-    /// Makes an image in a file that is empty.
-    pub(crate) fill: for<'a> fn(&'a Arc<dyn Storage>, &'a CreateSettings) -> Pending<'a, ()>,
+    /// Names of the files that an image of this name has beside the one that is called so.
+    pub(crate) extents: fn(&CreateSettings, &str) -> Result<Vec<String>>,
+    /// Makes an image in files that are empty.
+    pub(crate) fill: for<'a> fn(New<'a>) -> Pending<'a, ()>,
+    /// Options of `blockdev-create` and the settings that they are.
+    pub(crate) qmp: &'static [QmpOption],
+}
+
+/// An image that is being made.
+#[derive(Clone, Copy)]
+pub(crate) struct New<'a> {
+    pub(crate) file: &'a Arc<dyn Storage>,
+    /// The files of [`Creation::extents`].
+    pub(crate) extents: &'a [Arc<dyn Storage>],
+    pub(crate) settings: &'a CreateSettings,
+}
+
+impl New<'_> {
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.settings.integer("size").unwrap_or(0)
+    }
+}
+
+/// An option of `blockdev-create`.
+pub(crate) struct QmpOption {
+    pub(crate) key: &'static str,
+    pub(crate) setting: &'static str,
+    pub(crate) kind: QmpKind,
+}
+
+/// What values an option of `blockdev-create` has.
+pub(crate) enum QmpKind {
+    Text,
+    Switch,
+    Size,
+    Choice(&'static [&'static str]),
+}
+
+const fn qmp(key: &'static str, setting: &'static str, kind: QmpKind) -> QmpOption {
+    QmpOption { key, setting, kind }
+}
+
+/// For formats whose images are one file.
+fn no_extents(_: &CreateSettings, _: &str) -> Result<Vec<String>> {
+    Ok(Vec::new())
+}
+
+/// That a setting has a value that it cannot have.
+fn not_accepted(name: &str, value: &str) -> Error {
+    let message = format!("Parameter '{name}' does not accept value '{value}'");
+    Error::new(ErrorKind::InvalidArgument, "create", message)
 }
 
 impl std::fmt::Debug for ForeignFormat {
@@ -64,7 +119,15 @@ impl PartialEq for ForeignFormat {
 impl Eq for ForeignFormat {}
 
 /// All formats, sorted by name.
-static FORMATS: &[ForeignFormat] = &[vdi::FORMAT];
+static FORMATS: &[ForeignFormat] = &[
+    bochs::FORMAT,
+    cloop::FORMAT,
+    qcow::FORMAT,
+    qed::FORMAT,
+    vdi::FORMAT,
+    vhdx::FORMAT,
+    vmdk::FORMAT,
+];
 
 /// The format of a name.
 pub(crate) fn find(name: &str) -> Option<&'static ForeignFormat> {

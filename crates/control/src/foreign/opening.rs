@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vellum::gate::{FileRequest, Gate};
-use vellum::{BlockDevice, Result, Storage};
+use vellum::{BlockDevice, Error, ErrorKind, Result, Storage};
 use vellum_foreign::BackingName;
 
 use super::ForeignFormat;
@@ -26,6 +26,18 @@ pub(crate) struct Opening {
 impl Opening {
     pub(crate) fn read_only(&self) -> bool {
         !self.writable
+    }
+
+    /// Refuses to open an image for writing whose format is only read.
+    pub(crate) fn only_reads(&self) -> Result<()> {
+        if self.read_only() {
+            return Ok(());
+        }
+        let message = format!(
+            "Block node is read-only: '{}' images are only read",
+            self.format.name
+        );
+        Err(Error::new(ErrorKind::ReadOnly, "open", message).target(self.file.name()))
     }
 
     /// Refuses options that nobody has taken.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use vellum::{BlockDevice, Result};
 use vellum_foreign::vdi::{self, CreateOptions};
 
-use super::{Creation, ForeignFormat, Opening};
+use super::{Creation, ForeignFormat, Opening, QmpKind};
 use crate::create_options::{CreateSettings, OptionDescription, OptionType, SIZE, option};
 
 pub(super) const FORMAT: ForeignFormat = ForeignFormat {
@@ -16,7 +16,13 @@ pub(super) const FORMAT: ForeignFormat = ForeignFormat {
         validate: |settings| {
             vdi::Header::new(settings.integer("size").unwrap_or(0), false).map(drop)
         },
-        fill: |file, settings| Box::pin(async move { vdi::create(file, &options(settings)).await }),
+        extents: super::no_extents,
+        fill: |new| Box::pin(async move { vdi::create(new.file, &options(new.settings)).await }),
+        qmp: &[super::qmp(
+            "preallocation",
+            "preallocation",
+            QmpKind::Choice(&["off", "metadata"]),
+        )],
     }),
     check: Some(|file, _| Box::pin(vdi::check(&**file))),
     repairs: false,
@@ -38,7 +44,7 @@ const OPTIONS: &[OptionDescription] = &[
 fn options(settings: &CreateSettings) -> CreateOptions {
     CreateOptions::default()
         .size_bytes(settings.integer("size").unwrap_or(0))
-        .is_static(settings.bool("static"))
+        .is_static(settings.bool("static") || settings.text("preallocation") == Some("metadata"))
 }
 
 async fn open(mut opening: Opening) -> Result<Arc<dyn BlockDevice>> {

@@ -21,7 +21,7 @@ pub use create::{CreateOptions, create};
 pub use header::Header;
 pub use layout::QcowLayout;
 
-use crate::facts::{BackingName, Facts};
+use crate::facts::{BackingName, CompressedWrites, Facts};
 use crate::fields::read_at;
 use crate::{Layout, MappedDevice};
 
@@ -57,6 +57,7 @@ fn layout_facts(name: Option<String>) -> Facts {
     let backing = name.map(|name| BackingName { name, format: None });
     Facts {
         backing,
+        compression: CompressedWrites::Also,
         ..Facts::default()
     }
 }

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use vellum::io::lane;
 use vellum::storage::MemStorage;
 use vellum::{
-    BlockDevice, Buffer, ErrorKind, ExtentKind, Raw, RawOptions, RequestFlags, Storage,
-    ZeroRequest,
+    BlockDevice, Buffer, ErrorKind, ExtentKind, Raw, RawOptions, RequestFlags, Storage, ZeroRequest,
 };
 
 use super::bat::{BITMAP_BLOCK_BYTES, Entry, Shape};
@@ -71,7 +70,11 @@ async fn differencing(linkage: Guid, below: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let entry = metadata + 32 + 5 * 32;
     le::put(&mut bytes, entry, &Guid::PARENT_LOCATOR.0);
     le::put(&mut bytes, entry + 16, &(65u32 << 10).to_le_bytes());
-    le::put(&mut bytes, entry + 20, &(locator.len() as u32).to_le_bytes());
+    le::put(
+        &mut bytes,
+        entry + 20,
+        &(locator.len() as u32).to_le_bytes(),
+    );
     le::put(&mut bytes, entry + 24, &4u32.to_le_bytes());
     le::put(&mut bytes, metadata + (65 << 10), &locator);
 
@@ -147,7 +150,9 @@ fn a_differencing_image_shows_its_parent_where_it_has_nothing() {
         let error = open(file.clone(), None, options).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 
-        let device = open(file.clone(), Some(raw(&below)), options).await.unwrap();
+        let device = open(file.clone(), Some(raw(&below)), options)
+            .await
+            .unwrap();
         assert!(read_all(&*device).await == model);
         let at = |offset: usize| device.block_status(offset as u64, MIB as u64, 0);
         let extent = at(2 * MIB + 512).await.unwrap();
@@ -207,12 +212,17 @@ fn a_parent_that_was_written_to_is_not_the_parent_any_more() {
         let linkage = parent.layout().data_write_guid().await;
         let (bytes, model) = differencing(linkage, &vec![0; SIZE_BYTES]).await;
         let file: Arc<dyn Storage> = Arc::new(MemStorage::with_bytes(bytes));
-        let child = open(file.clone(), Some(parent.clone()), options).await.unwrap();
+        let child = open(file.clone(), Some(parent.clone()), options)
+            .await
+            .unwrap();
         assert!(read_all(&*child).await == model);
         drop(child);
 
         let buffer = Buffer::copy_of(&[1; 512]);
-        parent.write(0, buffer, RequestFlags::default()).await.unwrap();
+        parent
+            .write(0, buffer, RequestFlags::default())
+            .await
+            .unwrap();
         let error = open(file, Some(parent), options).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidImage);
     });

@@ -6,7 +6,7 @@ use vellum::Storage;
 
 use super::descriptor::Descriptor;
 use super::extent::Extent;
-use crate::facts::{BackingName, Fact, Facts};
+use crate::facts::{BackingName, CompressedWrites, Fact, Facts};
 
 /// The create type: the header's of an image in one file, else the descriptor's.
 fn create_type(descriptor: &Descriptor, extents: &[Extent]) -> String {
@@ -57,6 +57,10 @@ pub(super) fn facts(
             ("extents", Fact::List(list.collect())),
         ],
         is_dirty: false,
+        compression: match extents.iter().all(Extent::is_compressed) {
+            true => CompressedWrites::Only,
+            false => CompressedWrites::No,
+        },
     }
 }
 

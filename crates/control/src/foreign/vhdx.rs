@@ -1,0 +1,100 @@
+//! VHDX.
+
+use std::sync::Arc;
+
+use vellum::{BlockDevice, Result};
+use vellum_foreign::BackingName;
+use vellum_foreign::vhdx::{self, CreateOptions, OpenOptions, Subformat};
+
+use super::{Creation, ForeignFormat, New, Opening, QmpKind, not_accepted};
+use crate::create_options::{CreateSettings, OptionDescription, OptionType, SIZE, option};
+
+pub(super) const FORMAT: ForeignFormat = ForeignFormat {
+    name: "vhdx",
+    open: |opening| Box::pin(open(opening)),
+    create: Some(Creation {
+        options: OPTIONS,
+        validate: |settings| options(settings).map(drop),
+        extents: super::no_extents,
+        fill: |new| Box::pin(fill(new)),
+        qmp: &[
+            super::qmp("log-size", "log_size", QmpKind::Size),
+            super::qmp("block-size", "block_size", QmpKind::Size),
+            super::qmp(
+                "subformat",
+                "subformat",
+                QmpKind::Choice(&["dynamic", "fixed"]),
+            ),
+            super::qmp("block-state-zero", "block_state_zero", QmpKind::Switch),
+        ],
+    }),
+    check: Some(|file, fix| Box::pin(vhdx::check(file, fix))),
+    repairs: true,
+    options: &[],
+    compresses: false,
+    has_backing: true,
+};
+
+const OPTIONS: &[OptionDescription] = &[
+    SIZE,
+    option(
+        "log_size",
+        OptionType::Size,
+        "Log size; min 1MB.",
+        Some("1048576"),
+    ),
+    option(
+        "block_size",
+        OptionType::Size,
+        "Block Size; min 1MB, max 256MB. 0 means auto-calculate based on image size.",
+        Some("0"),
+    ),
+    option(
+        "subformat",
+        OptionType::Text,
+        "VHDX format type, can be either 'dynamic' or 'fixed'. Default is 'dynamic'.",
+        None,
+    ),
+    option(
+        "block_state_zero",
+        OptionType::Bool,
+        "Force use of payload blocks of type 'ZERO'. Non-standard, but default.  Do not set to 'off' \
+         when using 'qemu-img convert' with subformat=dynamic.",
+        None,
+    ),
+];
+
+fn options(settings: &CreateSettings) -> Result<CreateOptions> {
+    let defaults = CreateOptions::default();
+    let subformat = match settings.text("subformat") {
+        None => defaults.subformat,
+        Some(name) => Subformat::parse(name).ok_or_else(|| not_accepted("subformat", name))?,
+    };
+    let zero = settings.text("block_state_zero").is_none() || settings.bool("block_state_zero");
+    Ok(CreateOptions::default()
+        .size_bytes(settings.integer("size").unwrap_or(0))
+        .log_size_bytes(
+            settings
+                .integer("log_size")
+                .unwrap_or(defaults.log_size_bytes),
+        )
+        .block_size_bytes(settings.integer("block_size").unwrap_or(0))
+        .subformat(subformat)
+        .block_state_zero(zero))
+}
+
+async fn fill(new: New<'_>) -> Result<()> {
+    vhdx::create(new.file, &options(new.settings)?).await
+}
+
+async fn open(mut opening: Opening) -> Result<Arc<dyn BlockDevice>> {
+    let options = OpenOptions::default().read_only(opening.read_only());
+    let parent = vhdx::parent(opening.file.clone(), options).await?;
+    let named = parent.and_then(|parent| {
+        let name = parent.paths().next()?.replace('\\', "/");
+        let format = Some("vhdx".to_owned());
+        Some(BackingName { name, format })
+    });
+    let backing = opening.backing(named).await?;
+    Ok(vhdx::open(opening.file.clone(), backing, options).await?)
+}
