@@ -1,5 +1,6 @@
 //! The facts that `info` prints, gathered without opening what the image names.
 
+use std::borrow::Cow;
 use std::os::unix::fs::MetadataExt;
 use vellum::luks::AsLuks;
 
@@ -51,7 +52,7 @@ pub struct Description {
     /// What an image of another format says of itself.
     pub foreign: Option<Facts>,
     /// The nodes that it stands on, by the names of their places.
-    pub children: Vec<(&'static str, Description)>,
+    pub children: Vec<(Cow<'static, str>, Description)>,
 }
 
 /// Gathers the facts about an image.
@@ -92,6 +93,7 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
         node.luks = luks.map(|luks| (luks.header().clone(), luks.has_detached_header()));
         if let Some(facts) = foreign::facts(&*device) {
             node.describe_foreign(facts.clone(), device.info().cluster_size_bytes);
+            node.describe_extents(force_share).await?;
         }
         device.close().await?;
     }
@@ -109,7 +111,7 @@ async fn children(
     spec: &ImageSpec,
     file: &open::ImageFile,
     force_share: bool,
-) -> Result<Vec<(&'static str, Description)>> {
+) -> Result<Vec<(Cow<'static, str>, Description)>> {
     let options = spec.options()?;
     let mut children = Vec::new();
     for key in child_keys(file.format) {
@@ -123,13 +125,13 @@ async fn children(
             .is_some_and(|driver| !child_keys(driver).is_empty())
         {
             let spec = by_options(below, &spec.name);
-            children.push((*key, Box::pin(describe(&spec, force_share)).await?));
+            children.push(((*key).into(), Box::pin(describe(&spec, force_share)).await?));
         } else if file.format != file.protocol && !is_optional(key) {
-            children.push((*key, file_below(file, below)?));
+            children.push(((*key).into(), file_below(file, below)?));
         } else if let Some(name) = below.get_text("filename") {
             // A filter: its file is opened for itself.
             let spec = ImageSpec::filename(name).with_format(Some("file"));
-            children.push((*key, Box::pin(describe(&spec, force_share)).await?));
+            children.push(((*key).into(), Box::pin(describe(&spec, force_share)).await?));
         }
     }
     Ok(children)
@@ -214,14 +216,44 @@ impl Description {
         self.foreign = Some(facts);
     }
 
+    /// The files that the image has beside the one that is named.
+    async fn describe_extents(&mut self, force_share: bool) -> Result<()> {
+        let specific = self.foreign.iter().flat_map(|facts| &facts.specific);
+        let mut names = Vec::new();
+        for (_, extents) in specific.filter(|(key, _)| *key == "extents") {
+            let Fact::List(extents) = extents else {
+                continue;
+            };
+            let members = extents.iter().flatten();
+            names.extend(members.filter_map(|(key, fact)| match fact {
+                Fact::Text(name) if *key == "filename" => Some(name.clone()),
+                _ => None,
+            }));
+        }
+        names.retain(|name| *name != self.file_name);
+        for (number, name) in names.into_iter().enumerate() {
+            let spec = ImageSpec::filename(name).with_format(Some("file"));
+            let child = Box::pin(describe(&spec, force_share)).await?;
+            let key = format!("extents.{number}").into();
+            self.children.insert(number, (key, child));
+        }
+        Ok(())
+    }
+
     /// Takes over what a node without an answer of its own asks the one below.
     fn inherit(&mut self) {
-        let below = self.children.iter().find(|(key, _)| !is_optional(key));
-        let below = below.map(|(_, node)| node);
+        let below = self.children.iter();
+        let below = below.filter(|(key, _)| !is_optional(key));
+        let extents = below.clone().filter(|(key, _)| key.starts_with("extents."));
+        let extents_bytes = extents
+            .filter_map(|(_, extent)| extent.disk_bytes)
+            .sum::<u64>();
+        let mut below = below.filter(|(key, _)| !key.starts_with("extents."));
+        let below = below.next().map(|(_, node)| node);
         self.disk_bytes = match (self.format, below) {
             // QEMU has these say nothing.
             ("blkdebug" | "blkverify", _) => None,
-            (_, Some(below)) => below.disk_bytes,
+            (_, Some(below)) => below.disk_bytes.map(|bytes| bytes + extents_bytes),
             (_, None) => self.disk_bytes,
         };
         let Some(below) = below else {

@@ -104,6 +104,12 @@ fn not_accepted(name: &str, value: &str) -> Error {
     Error::new(ErrorKind::InvalidArgument, "create", message)
 }
 
+impl std::fmt::Debug for Creation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Creation")
+    }
+}
+
 impl std::fmt::Debug for ForeignFormat {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "ForeignFormat({})", self.name)

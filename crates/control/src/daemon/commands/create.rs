@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::create_options::{CreateSettings, OBJECT_SIZE, SIZE};
 use crate::driver_names;
+use crate::foreign::{self, Creation, QmpKind};
 use crate::options::Options;
 use crate::qmp::{Arguments, Failure, Outcome};
 
@@ -41,17 +42,7 @@ const HASHES: [&str; 8] = [
     "sm3",
 ];
 /// Formats that images may have below them, and that are not drivers here.
-const OTHER_FORMATS: [&str; 9] = [
-    "bochs",
-    "cloop",
-    "dmg",
-    "parallels",
-    "qcow",
-    "qed",
-    "vdi",
-    "vhdx",
-    "vmdk",
-];
+const OTHER_FORMATS: [&str; 2] = ["dmg", "parallels"];
 
 pub(super) async fn begin(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
     let id = arguments.need_text("job-id")?;
@@ -60,11 +51,13 @@ pub(super) async fn begin(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outco
     let parts = daemon.parts.lock().await;
     let nodes = parts.nodes.clone();
     let driver = options.need_text("driver")?;
+    let creation = foreign::find(&driver).and_then(|format| format.create.as_ref());
     let (made, settings) = match driver.as_str() {
         "file" => take_file(options)?,
         "qcow2" => take_qcow2(options)?,
         "luks" => take_luks(options)?,
         driver @ ("rbd" | "ssh") => take_elsewhere(driver, options)?,
+        driver if creation.is_some() => take_foreign(driver, creation, options)?,
         other if driver_names().contains(&other) || OTHER_FORMATS.contains(&other) => {
             options.finish()?;
             return Err(Failure::new("Driver does not support blockdev-create"));
@@ -155,26 +148,30 @@ impl Taker {
 
     /// A node that is there, or the options of one.
     fn place(&mut self, key: &str) -> Result<Option<Place>, Failure> {
-        match self.options.any(key) {
-            None => Ok(None),
-            Some(Value::String(name)) => Ok(Some(Place::Node(name))),
-            Some(Value::Object(members)) => {
-                if !members.contains_key("driver") {
-                    return Err(Failure::new(format!(
-                        "Parameter 'options.{key}.driver' is missing"
-                    )));
-                }
-                Ok(Some(Place::Options(Options::from_object(members)?)))
-            }
-            Some(_) => Err(Failure::new(format!(
-                "Invalid parameter type for '{key}', expected: BlockdevRef"
-            ))),
-        }
+        let value = self.options.any(key);
+        value.map(|value| place_of(value, key)).transpose()
     }
 
     fn need_place(&mut self, key: &str) -> Result<Place, Failure> {
         let missing = || Failure::new(format!("Parameter 'options.{key}' is missing"));
         self.place(key)?.ok_or_else(missing)
+    }
+}
+
+fn place_of(value: Value, key: &str) -> Result<Place, Failure> {
+    match value {
+        Value::String(name) => Ok(Place::Node(name)),
+        Value::Object(members) => {
+            if !members.contains_key("driver") {
+                return Err(Failure::new(format!(
+                    "Parameter 'options.{key}.driver' is missing"
+                )));
+            }
+            Ok(Place::Options(Options::from_object(members)?))
+        }
+        _ => Err(Failure::new(format!(
+            "Invalid parameter type for '{key}', expected: BlockdevRef"
+        ))),
     }
 }
 
@@ -213,6 +210,36 @@ fn take_qcow2(options: Arguments) -> Result<(Made, CreateSettings), Failure> {
     }
     taker.options.finish()?;
     Ok((Made::Qcow2(place, data), taker.settings))
+}
+
+/// An image of another format.
+fn take_foreign(
+    driver: &str,
+    creation: Option<&'static Creation>,
+    options: Arguments,
+) -> Result<(Made, CreateSettings), Failure> {
+    let settings = settings_of(driver)?;
+    let mut taker = Taker { options, settings };
+    let place = taker.need_place("file")?;
+    taker.need_size()?;
+    for option in creation.iter().flat_map(|creation| creation.qmp) {
+        match option.kind {
+            QmpKind::Text => taker.text(option.key, option.setting)?,
+            QmpKind::Switch => taker.switch(option.key, option.setting)?,
+            QmpKind::Size => taker.size(option.key, option.setting)?,
+            QmpKind::Choice(known) => taker.choice(option.key, option.setting, known)?,
+        }
+    }
+    let mut extents = Vec::new();
+    if driver == "vmdk" {
+        let given = taker.options.array("extents")?.unwrap_or_default();
+        for (number, extent) in given.into_iter().enumerate() {
+            extents.push(place_of(extent, &format!("extents[{number}]"))?);
+        }
+    }
+    taker.options.finish()?;
+    let creation = creation.ok_or_else(|| Failure::new("Driver does not support creation"))?;
+    Ok((Made::Foreign(place, extents, creation), taker.settings))
 }
 
 fn take_encryption(taker: Taker, encrypt: Arguments) -> Result<Taker, Failure> {

@@ -11,6 +11,7 @@ use crate::create_options::CreateSettings;
 use crate::created_elsewhere;
 use crate::file_node::FileUse;
 use crate::flags::OpenFlags;
+use crate::foreign::{Creation, New};
 use crate::gate::FilePolicy;
 use crate::graph::{self, OpenContext, Role};
 use crate::nodes::{Changes, Nodes, RequiredAccess, User};
@@ -38,6 +39,8 @@ pub(in crate::daemon) enum Made {
     Qcow2(Place, Option<Place>),
     /// A luks volume.
     Luks(Place),
+    /// An image of another format, and where its other files lie.
+    Foreign(Place, Vec<Place>, &'static Creation),
     /// What a node of these options shows.
     Elsewhere(Options),
 }
@@ -114,6 +117,20 @@ impl Create {
                 let storage = made.await?;
                 let flushed = storage.flush().await;
                 storage.close().await.and(flushed)
+            }
+            Made::Foreign(place, extents, creation) => {
+                (creation.validate)(&self.settings)?;
+                let (file, _) = self.open(&place).await?;
+                let mut files = Vec::new();
+                for extent in &extents {
+                    files.push(self.open(extent).await?.0);
+                }
+                let new = New {
+                    file: &file,
+                    extents: &files,
+                    settings: &self.settings,
+                };
+                (creation.fill)(new).await
             }
             Made::Luks(place) => {
                 let (storage, _) = self.open(&place).await?;
