@@ -19,6 +19,7 @@ use super::header::{
 use super::marker::{FOOTER_BYTES, parse_footer};
 use super::sesparse::{self, ConstHeader, Grain};
 use super::tables::{Key, Tables};
+use super::turns::Turns;
 use crate::layout::{Place, Run};
 
 /// Directories are read in pieces of this size.
@@ -78,6 +79,8 @@ pub(super) struct Sparse {
     file_bytes: u64,
     /// The first sector behind everything that is in use.
     next_sector: Mutex<u64>,
+    /// Who compresses.
+    pub turns: Turns,
 }
 
 /// Reads `len_bytes`, with zeroes beyond the end of the file.
@@ -194,6 +197,7 @@ impl Sparse {
             redundant: Vec::new(),
             file_bytes,
             next_sector: Mutex::new(file_bytes.div_ceil(SECTOR_BYTES)),
+            turns: Turns::default(),
         })
     }
 
@@ -369,6 +373,18 @@ impl Sparse {
     /// The first sector that was not given out.
     pub(super) fn end_sector(&self) -> u64 {
         *self.next_sector.lock()
+    }
+
+    /// The end of what is in use is before that of the file.
+    pub(super) fn continue_at(&self, sector: u64) {
+        *self.next_sector.lock() = sector;
+    }
+
+    /// Where the tables are, in bytes of the file.
+    pub(super) fn all_tables(&self) -> impl Iterator<Item = u64> {
+        let sectors = self.directory.iter().copied();
+        let sectors = sectors.filter(|&sector| sector != 0 && sector != BAD_TABLE);
+        sectors.map(|sector| u64::from(sector) * SECTOR_BYTES)
     }
 
     /// Whether a range behind the end of what was in the file reads as zeroes.

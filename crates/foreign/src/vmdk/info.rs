@@ -58,8 +58,9 @@ pub(super) fn facts(
         ],
         is_dirty: false,
         compression: match extents.iter().all(Extent::is_compressed) {
-            true => CompressedWrites::Only,
-            false => CompressedWrites::No,
+            true if !extents.is_empty() => CompressedWrites::Only,
+            // As QEMU: such writes are taken everywhere, and stored as they are.
+            _ => CompressedWrites::Also,
         },
     }
 }

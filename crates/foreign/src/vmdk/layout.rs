@@ -13,10 +13,9 @@ use vellum_io::finish_all;
 use vellum_storage::WriteFlags;
 
 use super::descriptor::{Descriptor, EMBEDDED_BYTES};
-use super::extent::{Extent, Sparse, read};
+use super::extent::{Extent, Sparse};
 use super::header::SECTOR_BYTES;
 use super::info;
-use super::marker::{END_OF_STREAM, GRAIN_MARKER_BYTES, GrainMarker, pack_grain, unpack};
 use super::sesparse::Grain;
 use super::tables::{Key, Tables};
 use crate::facts::Facts;
@@ -182,36 +181,6 @@ impl VmdkLayout {
             false => Err(corrupt("the grain table has gone", offset_bytes)),
         }
     }
-
-    /// Puts a compressed grain behind all others.
-    async fn append_grain(
-        &self,
-        extent: &Extent,
-        sparse: &Sparse,
-        offset_bytes: u64,
-        content: &[u8],
-    ) -> Result<u32> {
-        let packed = match content.len() as u64 == sparse.geometry.grain_bytes() {
-            true => pack_grain(offset_bytes / SECTOR_BYTES, content)?,
-            // The disk ends in the last grain, and VMware reads whole ones.
-            false => {
-                let mut whole = content.to_vec();
-                whole.resize(
-                    usize::try_from(sparse.geometry.grain_bytes()).unwrap_or(0),
-                    0,
-                );
-                pack_grain(offset_bytes / SECTOR_BYTES, &whole)?
-            }
-        };
-        let sectors = packed.len() as u64 / SECTOR_BYTES;
-        let sector = sparse.take_sectors(sectors, 1)?;
-        let entry = u32::try_from(sector).map_err(|_| corrupt("no entry leads there", sector))?;
-        let buffers = Buffers::from_buf([Buffer::copy_of(&packed)]);
-        let file = self.storage(extent.file)?;
-        file.write(sector * SECTOR_BYTES, buffers, WriteFlags::default())
-            .await?;
-        Ok(entry)
-    }
 }
 
 impl Layout for VmdkLayout {
@@ -285,26 +254,10 @@ impl Layout for VmdkLayout {
             return Err(fail("the block is not compressed"));
         };
         let file = self.storage(extent.file)?;
-        let grain_bytes = usize::try_from(sparse.geometry.grain_bytes()).unwrap_or(0);
-        let at_bytes = sector * SECTOR_BYTES;
-        // A stream is a bit longer than its content at worst: most are here as a whole.
-        let mut bytes = read(&**file, at_bytes, grain_bytes + SECTOR_BYTES as usize).await?;
-        let mut stream = 0..grain_bytes;
-        if sparse.markers {
-            let marker = GrainMarker::parse(&bytes);
-            let stream_bytes = marker.stream_bytes as usize;
-            if stream_bytes == 0 || stream_bytes > grain_bytes * 2 {
-                return Err(fail("a compressed grain has an invalid length"));
-            }
-            stream = GRAIN_MARKER_BYTES..GRAIN_MARKER_BYTES + stream_bytes;
-            if stream.end > bytes.len() {
-                bytes = read(&**file, at_bytes, stream.end).await?;
-            }
-        }
-        let stream = bytes.get(stream).unwrap_or_default();
-        let content = unpack(stream, grain_bytes).map_err(|error| error.at(offset_bytes))?;
+        let content = sparse.read_compressed(&**file, sector).await;
+        let content = content.map_err(|error| error.at(offset_bytes))?;
         let end_bytes = extent.start_bytes + extent.len_bytes;
-        let needed = (end_bytes - offset_bytes).min(grain_bytes as u64);
+        let needed = (end_bytes - offset_bytes).min(sparse.geometry.grain_bytes());
         match (content.len() as u64) < needed {
             true => Err(fail("a compressed grain is too short")),
             false => Ok(content),
@@ -314,6 +267,11 @@ impl Layout for VmdkLayout {
     async fn begin_changes(&self) -> Result<()> {
         if let Some(reason) = self.unchangeable {
             return Err(Error::new(ErrorKind::Unsupported, "write", reason));
+        }
+        for extent in &self.extents {
+            if let Some(sparse) = extent.sparse() {
+                sparse.find_end(&**self.storage(extent.file)?).await?;
+            }
         }
         let random = getrandom::u32().map_err(|error| {
             let message = format!("no random number for the image's identity: {error}");
@@ -391,8 +349,12 @@ impl Layout for VmdkLayout {
             self.tables.unpin(key);
             return Err(already_allocated(offset_bytes));
         }
-        let appended = self.append_grain(extent, sparse, offset_bytes, content);
-        let entry = appended.await.inspect_err(|_| self.tables.unpin(key))?;
+        let file = self.storage(extent.file)?;
+        let appended = sparse.append_compressed(&**file, offset_bytes, content);
+        let entry = appended.await.map_err(|error| {
+            self.tables.unpin(key);
+            error.at(offset_bytes)
+        })?;
         self.set_pinned(offset_bytes, entry)?;
         Ok(Some(true))
     }
@@ -458,14 +420,9 @@ impl Layout for VmdkLayout {
 
     async fn end_changes(&self) -> Result<()> {
         for extent in self.extents.iter().filter(|extent| extent.is_compressed()) {
-            let Some(sparse) = extent.sparse() else {
-                continue;
-            };
-            // What goes on later is put over it.
-            let at_bytes = sparse.end_sector().saturating_mul(SECTOR_BYTES);
-            let buffers = Buffers::from_buf([Buffer::copy_of(&END_OF_STREAM)]);
-            let file = self.storage(extent.file)?;
-            file.write(at_bytes, buffers, WriteFlags::default()).await?;
+            if let Some(sparse) = extent.sparse() {
+                sparse.end_stream(&**self.storage(extent.file)?).await?;
+            }
         }
         Ok(())
     }

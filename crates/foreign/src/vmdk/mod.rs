@@ -6,6 +6,7 @@
 //! | `header`, `sesparse` | headers of extents with tables: pure |
 //! | `marker` | markers, footers and compressed grains of streams: pure |
 //! | `extent` | an extent that was opened: its directory, where its grains are |
+//! | `stream`, `turns` | compressed grains, compressed side by side and placed in order |
 //! | `tables` | the grain tables that are in memory, within a budget |
 //! | `open`, `layout` | opens images; what the device asks |
 //! | `create`, `check`, `info` | new images, checks, what is told of an image |
@@ -37,7 +38,9 @@ mod layout;
 pub mod marker;
 mod open;
 pub mod sesparse;
+mod stream;
 mod tables;
+mod turns;
 
 pub use check::check;
 pub use create::{AdapterType, CreateOptions, Subformat, create};

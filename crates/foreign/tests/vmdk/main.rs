@@ -1,6 +1,8 @@
 //! VMDK images: made here and read by QEMU, made by QEMU and read and written here.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod made;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -372,6 +374,25 @@ fn streams_go_both_ways() {
     });
     let image = place.text("a.vmdk");
     qemu("qemu-img", &["check", "-f", "vmdk", &image]);
+    compare_with_qemu(&place, "vmdk", "a.vmdk", &bytes);
+
+    // It goes on where it ended, in the place of what marked the end.
+    let before = std::fs::metadata(&path).unwrap().len();
+    let absent = bytes
+        .chunks(65536)
+        .position(|grain| grain.iter().all(|&byte| byte == 0));
+    let absent = absent.unwrap() * 65536;
+    bytes[absent..absent + 65536].fill(7);
+    run(async {
+        let device = open_image(&path, None, OpenOptions::default())
+            .await
+            .unwrap();
+        let grain = Buffer::copy_of(&bytes[absent..absent + 65536]);
+        let written = device.write(absent as u64, grain, RequestFlags::default());
+        written.await.unwrap();
+        close(device).await;
+    });
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), before + 512);
     compare_with_qemu(&place, "vmdk", "a.vmdk", &bytes);
 
     bytes.truncate(40 * 65536);
