@@ -63,6 +63,12 @@ impl<L: Layout> Core<L> {
                 self.inflated.forget(block.start);
                 return Ok(());
             }
+            if self.layout.compresses_writes() && !request.no_fallback {
+                let zeroes = vec![0; (block.end - block.start) as usize];
+                self.layout.write_compressed(block.start, &zeroes).await?;
+                self.inflated.forget(block.start);
+                return Ok(());
+            }
         }
         let mut at = piece.start;
         while at < piece.end {

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use vellum::{Result, Storage};
 
 use super::descriptor::Descriptor;
-use super::extent::{Extent, Kind, Sparse, read};
+use super::extent::{Extent, Kind};
 use super::header::SECTOR_BYTES;
 use super::open::{OpenOptions, open_layout};
 use super::sesparse::Grain;
+use super::sparse::{Sparse, read};
 use crate::facts::CheckReport;
 use crate::layout::Layout;
 

@@ -13,10 +13,11 @@ use vellum_io::finish_all;
 use vellum_storage::WriteFlags;
 
 use super::descriptor::{Descriptor, EMBEDDED_BYTES};
-use super::extent::{Extent, Sparse};
+use super::extent::Extent;
 use super::header::SECTOR_BYTES;
 use super::info;
 use super::sesparse::Grain;
+use super::sparse::Sparse;
 use super::tables::{Key, Tables};
 use crate::facts::Facts;
 use crate::layout::{Layout, NewBlock, Place, Run};

@@ -5,7 +5,7 @@
 //! | `descriptor` | the text that names extents and parent: pure |
 //! | `header`, `sesparse` | headers of extents with tables: pure |
 //! | `marker` | markers, footers and compressed grains of streams: pure |
-//! | `extent` | an extent that was opened: its directory, where its grains are |
+//! | `extent`, `sparse` | extents that were opened: directories, where grains are |
 //! | `stream`, `turns` | compressed grains, compressed side by side and placed in order |
 //! | `tables` | the grain tables that are in memory, within a budget |
 //! | `open`, `layout` | opens images; what the device asks |
@@ -38,6 +38,7 @@ mod layout;
 pub mod marker;
 mod open;
 pub mod sesparse;
+mod sparse;
 mod stream;
 mod tables;
 mod turns;

@@ -9,9 +9,10 @@ use vellum::{BlockDevice, Error, ErrorKind, Result, Storage};
 use vellum_io::finish_all;
 
 use super::descriptor::{Descriptor, EMBEDDED_BYTES, ExtentLine, ExtentType, MAX_TEXT_BYTES};
-use super::extent::{Extent, Kind, Sparse, read, read_header};
+use super::extent::{Extent, Kind};
 use super::header::{COW_MAGIC, SECTOR_BYTES, SPARSE_MAGIC};
 use super::layout::{Parent, VmdkLayout};
+use super::sparse::{Sparse, read, read_header};
 use crate::device::MappedDevice;
 use crate::facts::{Fact, Facts};
 
@@ -153,7 +154,7 @@ pub(super) async fn open_layout(
             start_bytes: 0,
             len_bytes: sparse.geometry.capacity_sectors * SECTOR_BYTES,
             extent_type: None,
-            kind: Kind::Sparse(sparse),
+            kind: Kind::Sparse(Box::new(sparse)),
         }]
     } else {
         let lines = descriptor.extents().iter().enumerate();
@@ -190,10 +191,14 @@ async fn open_extent(
         ExtentType::Flat | ExtentType::Vmfs => Ok(Kind::Flat {
             offset_bytes: line.offset_sectors.saturating_mul(SECTOR_BYTES),
         }),
-        ExtentType::Sparse | ExtentType::VmfsSparse => {
-            Sparse::open(&**storage, writable).await.map(Kind::Sparse)
-        }
-        ExtentType::SeSparse => Sparse::open_se(&**storage).await.map(Kind::Sparse),
+        ExtentType::Sparse | ExtentType::VmfsSparse => Sparse::open(&**storage, writable)
+            .await
+            .map(Box::new)
+            .map(Kind::Sparse),
+        ExtentType::SeSparse => Sparse::open_se(&**storage)
+            .await
+            .map(Box::new)
+            .map(Kind::Sparse),
     };
     let kind = opened.map_err(|error| error.target(storage.name()))?;
     let sectors = match &kind {
@@ -253,13 +258,12 @@ mod tests {
     fn images_are_told_from_other_texts() {
         for text in [
             "# Disk DescriptorFile\nversion=1\nCID=1",
-            "# x\n  \n\r\nversion=1\n".trim_end_matches("\r\nversion=1\n"),
+            "# x\n  \n \r\nversion=2\n",
             "version=3\r\n",
             "KDMV",
             "COWD",
         ] {
-            let expected = text.contains("version") || text.len() == 4;
-            assert_eq!(probe(text.as_bytes()), expected, "{text:?}");
+            assert!(probe(text.as_bytes()), "{text:?}");
         }
         for text in [
             "",

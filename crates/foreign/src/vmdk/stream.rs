@@ -6,10 +6,10 @@ use vellum::{Buffer, Buffers, Error, ErrorKind, Result, Storage};
 use vellum_io::lane::compute;
 use vellum_storage::WriteFlags;
 
-use super::extent::{Sparse, read};
 use super::header::SECTOR_BYTES;
 use super::marker::{END_OF_STREAM, GRAIN_MARKER_BYTES, GrainMarker, pack_grain, unpack};
 use super::sesparse::Grain;
+use super::sparse::{Sparse, read};
 
 impl Sparse {
     /// The content of the grain that begins at a sector of the file. At most a whole grain.

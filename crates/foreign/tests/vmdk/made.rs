@@ -281,6 +281,41 @@ fn flat_disks_of_esx() {
 }
 
 #[test]
+fn grains_behind_the_end() {
+    let place = Place::default();
+    let path = place.path("a.vmdk");
+    let image = place.text("a.vmdk");
+    qemu("qemu-img", &["create", "-q", "-f", "vmdk", &image, "1M"]);
+    qemu(
+        "qemu-io",
+        &["-f", "vmdk", "-c", "write -P 9 0 200k", &image],
+    );
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(file.metadata().unwrap().len() - 2 * GRAIN as u64)
+        .unwrap();
+    let checked = std::process::Command::new("qemu-img")
+        .args(["check", &image])
+        .output();
+    let said = String::from_utf8(checked.unwrap().stderr).unwrap();
+    run(async {
+        let found = check_image(&path).await;
+        assert_eq!(found.len(), 1);
+        assert_eq!(said.lines().next(), Some(&*found[0]));
+        // New grains would be put where the lost ones were.
+        let device = open_image(&path, None, OpenOptions::default())
+            .await
+            .unwrap();
+        let flags = RequestFlags::default();
+        let written = device
+            .write(2 * GRAIN as u64, Buffer::zeroed(512), flags)
+            .await;
+        assert_eq!(written.unwrap_err().kind(), ErrorKind::Corrupt);
+        device.write(0, Buffer::zeroed(512), flags).await.unwrap();
+        close(device).await;
+    });
+}
+
+#[test]
 fn unlike_extents() {
     // Flat and sparse extents whose ends no grain meets: read, and not written.
     let place = Place::default();

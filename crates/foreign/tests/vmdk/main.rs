@@ -2,14 +2,16 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod hostile;
 mod made;
 
 use std::path::Path;
 use std::sync::Arc;
 
 use common::{Model, Place, compare_with_qemu, new_file, open_file, qemu, run};
-use vellum::{BlockDevice, Buffer, RequestFlags, Result, Storage};
+use vellum::{BlockDevice, Buffer, RequestFlags, Result, Storage, ZeroRequest};
 use vellum_foreign::MappedDevice;
+use vellum_foreign::vmdk::header::SparseHeader;
 use vellum_foreign::vmdk::{
     AdapterType, CreateOptions, OpenOptions, Subformat, VmdkLayout, check, create, open,
     read_descriptor,
@@ -96,6 +98,11 @@ fn what_is_written_here_is_read_there() {
             }
             assert_eq!(check_image(&path).await, Vec::<String>::new());
         });
+        match subformat {
+            Subformat::MonolithicSparse => assert_copies_agree(&path),
+            Subformat::TwoGbMaxExtentSparse => assert_copies_agree(&place.path("a-s001.vmdk")),
+            _ => {}
+        }
         qemu("qemu-img", &["check", "-f", "vmdk", &place.text("a.vmdk")]);
         compare_with_qemu(&place, "vmdk", "a.vmdk", &model.bytes);
     }
@@ -131,6 +138,25 @@ fn what_qemu_writes_is_read_here() {
         // And it goes on where we ended.
         qemu("qemu-io", &["-f", "vmdk", "-c", "write -P 3 0 5M", &image]);
         qemu("qemu-img", &["check", "-f", "vmdk", &image]);
+    }
+}
+
+/// Whether both sets of tables of a file with grains say the same.
+fn assert_copies_agree(path: &Path) {
+    let bytes = std::fs::read(path).unwrap();
+    let header = SparseHeader::parse(&bytes).unwrap();
+    let directory = |sector: u64| {
+        let entries = header.capacity_sectors.div_ceil(128 * 512) as usize;
+        let at = sector as usize * 512;
+        let (entries, _) = bytes[at..at + entries * 4].as_chunks();
+        entries
+            .iter()
+            .map(|entry| u32::from_le_bytes(*entry) as usize * 512)
+    };
+    let both = directory(header.directory_sector).zip(directory(header.redundant_sector));
+    for (first, second) in both {
+        assert!(first != second && first > 0 && second > 0);
+        assert!(bytes[first..first + 2048] == bytes[second..second + 2048]);
     }
 }
 
@@ -332,72 +358,134 @@ fn stream_content(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// Makes a stream of what is not zero.
+async fn write_stream(path: &Path, bytes: &[u8]) {
+    let options = CreateOptions::default()
+        .size_bytes(bytes.len() as u64)
+        .subformat(Subformat::StreamOptimized);
+    create_image(path, &options).await;
+    let device = open_image(path, None, OpenOptions::default()).await;
+    let device = device.unwrap();
+    let grains = bytes.chunks(65536).enumerate();
+    let grains = grains.filter(|(_, grain)| grain.iter().any(|&byte| byte != 0));
+    let writes = grains.map(|(number, grain)| {
+        let offset = number as u64 * 65536;
+        device.write_compressed(offset, Buffer::copy_of(grain), RequestFlags::default())
+    });
+    finish_all(8, writes.collect::<Vec<_>>()).await.unwrap();
+    close(device).await;
+}
+
+/// Compares all of an image with bytes.
+async fn compare_image(path: &Path, bytes: &[u8]) {
+    let device = open_image(path, None, OpenOptions::default()).await;
+    let device = device.unwrap();
+    let read = device.read(0, Buffer::for_read(bytes.len())).await.unwrap();
+    assert!(read[..] == *bytes, "{}", path.display());
+    close(device).await;
+}
+
+/// The first grain of zeroes.
+fn absent_grain(bytes: &[u8]) -> usize {
+    let mut grains = bytes.chunks(65536);
+    grains
+        .position(|grain| grain.iter().all(|&byte| byte == 0))
+        .unwrap()
+        * 65536
+}
+
 #[test]
-fn streams_go_both_ways() {
+fn streams_are_read_there() {
     let place = Place::default();
     let path = place.path("a.vmdk");
-    let mut bytes = stream_content(20, 70 * 65536 + 0x600);
+    let bytes = stream_content(20, 70 * 65536 + 0x600);
     run(async {
-        let options = CreateOptions::default()
-            .size_bytes(bytes.len() as u64)
-            .subformat(Subformat::StreamOptimized);
-        create_image(&path, &options).await;
-        let device = open_image(&path, None, OpenOptions::default())
-            .await
-            .unwrap();
-        let grains = bytes.chunks(65536).enumerate();
-        let grains =
-            grains.filter(|(number, grain)| *number != 5 && grain.iter().any(|&byte| byte != 0));
-        let writes = grains.map(|(number, grain)| {
-            let offset = number as u64 * 65536;
-            device.write_compressed(offset, Buffer::copy_of(grain), RequestFlags::default())
-        });
-        finish_all(8, writes.collect::<Vec<_>>()).await.unwrap();
-        // A plain write of a whole grain is one, too, and no other is taken.
-        let grain = Buffer::copy_of(&bytes[5 * 65536..6 * 65536]);
-        device
-            .write(5 * 65536, grain, RequestFlags::default())
-            .await
-            .unwrap();
-        for (offset, len) in [(5 * 65536, 65536), (0, 512)] {
-            let again = device.write(offset, Buffer::zeroed(len), RequestFlags::default());
-            assert!(again.await.is_err());
-        }
-        close(device).await;
-        let device = open_image(&path, None, OpenOptions::default())
-            .await
-            .unwrap();
-        let read = device.read(0, Buffer::for_read(bytes.len())).await.unwrap();
-        assert!(read[..] == bytes[..]);
-        close(device).await;
+        write_stream(&path, &bytes).await;
+        compare_image(&path, &bytes).await;
         assert_eq!(check_image(&path).await, Vec::<String>::new());
     });
-    let image = place.text("a.vmdk");
-    qemu("qemu-img", &["check", "-f", "vmdk", &image]);
+    // It ends as streams do.
+    let file = std::fs::read(&path).unwrap();
+    assert_eq!(file[file.len() - 512..], [0; 512]);
+    qemu("qemu-img", &["check", "-f", "vmdk", &place.text("a.vmdk")]);
     compare_with_qemu(&place, "vmdk", "a.vmdk", &bytes);
+}
 
-    // It goes on where it ended, in the place of what marked the end.
+#[test]
+fn streams_are_continued_and_not_changed() {
+    let place = Place::default();
+    let path = place.path("a.vmdk");
+    let mut bytes = stream_content(21, 40 * 65536);
+    run(write_stream(&path, &bytes));
     let before = std::fs::metadata(&path).unwrap().len();
-    let absent = bytes
-        .chunks(65536)
-        .position(|grain| grain.iter().all(|&byte| byte == 0));
-    let absent = absent.unwrap() * 65536;
+    let absent = absent_grain(&bytes);
     bytes[absent..absent + 65536].fill(7);
     run(async {
         let device = open_image(&path, None, OpenOptions::default())
             .await
             .unwrap();
+        // A plain write of a whole grain is one of a compressed grain, and no other is taken.
         let grain = Buffer::copy_of(&bytes[absent..absent + 65536]);
-        let written = device.write(absent as u64, grain, RequestFlags::default());
-        written.await.unwrap();
+        let flags = RequestFlags::default();
+        device.write(absent as u64, grain, flags).await.unwrap();
+        for (offset, len) in [(absent as u64, 65536), (0, 512)] {
+            let again = device.write(offset, Buffer::zeroed(len), flags);
+            assert!(again.await.is_err());
+        }
         close(device).await;
+        compare_image(&path, &bytes).await;
     });
+    // In the place of what marked the end, and a new one behind it.
     assert_eq!(std::fs::metadata(&path).unwrap().len(), before + 512);
     compare_with_qemu(&place, "vmdk", "a.vmdk", &bytes);
+}
 
-    bytes.truncate(40 * 65536);
+#[test]
+fn streams_have_parents() {
+    let place = Place::default();
+    let (base, image) = (place.text("base.vmdk"), place.text("a.vmdk"));
+    qemu("qemu-img", &["create", "-q", "-f", "vmdk", &base, "1M"]);
+    qemu("qemu-io", &["-f", "vmdk", "-c", "write -P 5 0 1M", &base]);
+    let options = [
+        "-o",
+        "subformat=streamOptimized",
+        "-b",
+        &base,
+        "-F",
+        "vmdk",
+        &image,
+    ];
+    qemu(
+        "qemu-img",
+        &[&["create", "-q", "-f", "vmdk"], &options[..]].concat(),
+    );
+    run(async {
+        let read_only = OpenOptions::default().read_only(true);
+        let parent = open_image(&place.path("base.vmdk"), None, read_only).await;
+        let parent = parent.unwrap();
+        let path = place.path("a.vmdk");
+        let device = open_image(&path, Some(parent), OpenOptions::default()).await;
+        let device = device.unwrap();
+        let zeroes = device.write_zeroes(65536, 2 * 65536, ZeroRequest::default());
+        zeroes.await.unwrap();
+        let seven = Buffer::copy_of(&[7; 65536]);
+        device
+            .write(0, seven, RequestFlags::default())
+            .await
+            .unwrap();
+        close(device).await;
+    });
+    let mut expected = vec![5; 1 << 20];
+    expected[..65536].fill(7);
+    expected[65536..3 * 65536].fill(0);
+    compare_with_qemu(&place, "vmdk", "a.vmdk", &expected);
+}
+
+#[test]
+fn streams_of_qemu_are_read_here() {
+    let place = Place::default();
+    let bytes = stream_content(22, 40 * 65536);
     std::fs::write(place.path("raw"), &bytes).unwrap();
-    let theirs = place.text("b.vmdk");
     let arguments = [
         "convert",
         "-f",
@@ -407,17 +495,9 @@ fn streams_go_both_ways() {
         "-o",
         "subformat=streamOptimized",
     ];
-    qemu(
-        "qemu-img",
-        &[&arguments[..], &[&place.text("raw"), &theirs]].concat(),
-    );
-    run(async {
-        let path = place.path("b.vmdk");
-        let device = open_image(&path, None, OpenOptions::default()).await;
-        let device = device.unwrap();
-        let read = device.read(0, Buffer::for_read(bytes.len())).await.unwrap();
-        assert!(read[..] == bytes[..]);
-    });
+    let names = [&*place.text("raw"), &place.text("a.vmdk")];
+    qemu("qemu-img", &[&arguments[..], &names].concat());
+    run(compare_image(&place.path("a.vmdk"), &bytes));
 }
 
 #[test]
