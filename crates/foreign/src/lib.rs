@@ -31,6 +31,7 @@ mod two_level;
 pub mod vdi;
 pub mod vhdx;
 pub mod vmdk;
+pub mod vpc;
 
 pub use device::MappedDevice;
 pub use facts::{BackingName, CheckReport, ClusterCounts, CompressedWrites, Fact, Facts, Fix};

@@ -71,6 +71,16 @@ impl Default for CreateOptions {
     }
 }
 
+impl CreateOptions {
+    /// Whether there can be such an image.
+    ///
+    /// # Errors
+    /// As [`create`], where it has not touched the file yet.
+    pub fn check(&self) -> Result<()> {
+        sizes(self).map(drop)
+    }
+}
+
 /// The sizes of an image, in bytes.
 struct Sizes {
     disk: u64,

@@ -16,7 +16,7 @@ use super::metadata::Parameters;
 use super::parent::ParentLocator;
 use super::writer::{Pages, Writer};
 use crate::device::MappedDevice;
-use crate::facts::{BackingName, Facts};
+use crate::facts::Facts;
 use crate::layout::{Layout, NewBlock, Place, Run};
 use crate::partial::Bitmaps;
 use crate::transfer;
@@ -76,12 +76,13 @@ pub async fn parent(file: Arc<dyn Storage>, options: OpenOptions) -> Result<Opti
         .map_err(|error| error.target(name))
 }
 
-/// Opens an image. `backing` is the parent of a differencing one, which has to be given; others have none.
+/// Opens an image. `backing` is the parent of a differencing one ([`parent`] names it); without it the parent is
+/// taken for zeroes. Others have none.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidImage`] for what is no image, [`ErrorKind::Unsupported`] for one that needs what is
 /// not known here, [`ErrorKind::PermissionDenied`] where a log would have to be replayed and nothing may be
-/// written, [`ErrorKind::InvalidArgument`] without the parent; what the storage says.
+/// written; what the storage says.
 pub async fn open(
     file: Arc<dyn Storage>,
     backing: Option<Arc<dyn BlockDevice>>,
@@ -130,14 +131,10 @@ async fn read_layout(
     })
 }
 
-/// That the parent is there, and is the one that the image was made for, as far as a VHDX parent can
+/// That the parent, if there is one, is the one that the image was made for, as far as a VHDX image can
 /// tell: a parent that was written to since gives other bytes.
 async fn check_parent(parent: &ParentLocator, backing: Option<&dyn BlockDevice>) -> Result<()> {
-    let Some(backing) = backing else {
-        let message = "the VHDX image is a differencing one, and needs its parent";
-        return Err(Error::new(ErrorKind::InvalidArgument, "open", message));
-    };
-    let Some(file) = backing.storage() else {
+    let Some(file) = backing.and_then(|backing| backing.storage()) else {
         return Ok(());
     };
     let start = transfer::read(&*file, 0, header::SIGNATURE.len()).await?;
@@ -284,15 +281,8 @@ impl Layout for VhdxLayout {
     }
 
     fn facts(&self) -> Facts {
-        let name = self
-            .parent
-            .as_ref()
-            .and_then(|parent| parent.paths().next());
         Facts {
-            backing: name.map(|name| BackingName {
-                name: name.to_owned(),
-                format: Some("vhdx".to_owned()),
-            }),
+            backing: self.parent.as_ref().and_then(ParentLocator::backing_name),
             ..Facts::default()
         }
     }
@@ -310,6 +300,10 @@ impl Layout for VhdxLayout {
         let table = self.table.read();
         let first = table.entries.first().map(|entry| Entry(*entry).state());
         first != Some(Some(State::FullyPresent)) || self.file[0].capabilities().has_zero_init
+    }
+
+    fn has_backing_files(&self) -> bool {
+        self.parent.is_some()
     }
 
     fn is_preallocated(&self) -> bool {

@@ -4,6 +4,7 @@ use vellum::{Error, ErrorKind, Result};
 
 use super::guid::Guid;
 use super::{invalid, le};
+use crate::facts::BackingName;
 
 /// Pairs of a locator; five are known.
 const MAX_PAIRS: usize = 256;
@@ -33,6 +34,15 @@ impl ParentLocator {
             &self.absolute_win32_path,
         ];
         paths.into_iter().filter_map(|path| path.as_deref())
+    }
+
+    /// The parent as a backing file of this system: its path from the folder of the image, if there is one, with
+    /// slashes.
+    pub fn backing_name(&self) -> Option<BackingName> {
+        Some(BackingName {
+            name: self.paths().next()?.replace('\\', "/"),
+            format: Some("vhdx".to_owned()),
+        })
     }
 
     /// Whether an image whose headers have this identity is the parent.
@@ -122,6 +132,8 @@ pub(crate) mod tests {
         let locator = ParentLocator::decode(&item).unwrap();
         let paths: Vec<_> = locator.paths().collect();
         assert_eq!(paths, [r"..\a\parent.vhdx", r"\\?\d:\a\parent.vhdx"]);
+        let name = locator.backing_name().unwrap().name;
+        assert_eq!(name, "../a/parent.vhdx");
         let linkage = Guid::parse("83ed0ec3-24c8-49a6-a959-5e4bf1288bfb").unwrap();
         assert!(locator.is_parent(linkage));
         assert!(!locator.is_parent(Guid::NIL));

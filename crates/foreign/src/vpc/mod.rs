@@ -1,0 +1,44 @@
+//! VPC, or VHD: the format of Virtual PC, and of Hyper-V before VHDX. Dynamic, fixed and differencing images.
+//!
+//! ```text
+//!   fixed     | bytes of the disk ...                                        | footer |
+//!   dynamic   | footer | header | table | bitmap block | bitmap block | ...  | footer |
+//! ```
+//!
+//! Crash safety: a dynamic image has its footer twice, at its beginning, where it never
+//! changes, and at its end. Before a block is put where the footer is, another footer is written
+//! behind it, durably, for some blocks at once; the file ends with a footer at any time then, and
+//! what lies before it and is no block's is given back when the image is closed. A block's bitmap is written
+//! when it gets its place, and its entry in the table when the bitmap and what the guest has
+//! written are durable. A sector of the table is whole or as before, and so is what it leads to.
+//!
+//! Blocks of which a differencing image has only some sectors are copied whole when they are written to:
+//! the bitmap gets all its bits when the bytes are durable.
+//!
+//! The parent of a differencing image is opened by whoever opens the image: [`parent`] reads its names.
+//! (QEMU takes such an image for a dynamic one, and what is the parent's for zeroes.)
+
+mod be;
+mod bitmap;
+mod create;
+mod footer;
+mod geometry;
+mod header;
+mod image;
+mod layout;
+mod parent;
+mod space;
+#[cfg(test)]
+mod tests;
+
+use vellum::{Error, ErrorKind};
+
+pub use create::{CreateOptions, Subformat, create};
+pub use footer::SizeCalculation;
+pub use layout::{OpenOptions, VpcLayout, open, parent};
+pub use parent::Parent;
+
+/// That the bytes are no image, or one that breaks the format's rules.
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidImage, "open", message)
+}
