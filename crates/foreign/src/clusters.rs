@@ -1,26 +1,19 @@
-//! [`Clusters`]: a set of the clusters of a file that a check has seen.
+//! [`Clusters`]: a set of the clusters of a file that are in use.
 
 use std::collections::HashMap;
 
-/// Clusters of one page of the set.
-const PER_PAGE: u64 = 4096;
-
-/// A set of numbers that takes as much memory as what is in it, not as what a damaged image says: pages of
-/// half a KiB that are made when they are needed.
+/// A set of numbers that takes as much memory as what is in it, not as what a damaged image says: some tens
+/// of bytes for each 64 numbers of which one is there.
 #[derive(Debug, Default)]
 pub(crate) struct Clusters {
-    pages: HashMap<u64, Box<[u64; (PER_PAGE / 64) as usize]>>,
+    words: HashMap<u64, u64>,
     len: u64,
 }
 
 impl Clusters {
     /// Adds a cluster; `false` if it is there already.
     pub(crate) fn insert(&mut self, cluster: u64) -> bool {
-        let page = self.pages.entry(cluster / PER_PAGE);
-        let page = page.or_insert_with(|| Box::new([0; (PER_PAGE / 64) as usize]));
-        let Some(word) = page.get_mut((cluster % PER_PAGE / 64) as usize) else {
-            return false;
-        };
+        let word = self.words.entry(cluster / 64).or_default();
         let bit = 1 << (cluster % 64);
         let is_new = *word & bit == 0;
         *word |= bit;
@@ -29,10 +22,8 @@ impl Clusters {
     }
 
     /// Whether a cluster is there.
-    #[cfg(test)]
     pub(crate) fn contains(&self, cluster: u64) -> bool {
-        let page = self.pages.get(&(cluster / PER_PAGE));
-        let word = page.and_then(|page| page.get((cluster % PER_PAGE / 64) as usize));
+        let word = self.words.get(&(cluster / 64));
         word.is_some_and(|word| word >> (cluster % 64) & 1 == 1)
     }
 

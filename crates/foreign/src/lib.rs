@@ -22,6 +22,7 @@ mod fields;
 mod inflate;
 mod layout;
 mod paged;
+pub mod parallels;
 mod partial;
 pub mod qcow;
 pub mod qed;

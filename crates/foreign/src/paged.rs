@@ -218,6 +218,11 @@ impl PagedTables {
         }
     }
 
+    /// Forgets all pages: a table has another length now. Nothing may be changed and not written.
+    pub(crate) fn forget(&self) {
+        self.state.lock().pages.clear();
+    }
+
     /// Changes an entry; an index beyond the table changes nothing.
     pub(crate) fn set(&self, table: Table, index: u64, value: u64) {
         if index >= table.len {

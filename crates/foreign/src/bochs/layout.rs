@@ -100,6 +100,10 @@ impl Layout for BochsLayout {
         None
     }
 
+    fn has_backing_files(&self) -> bool {
+        false
+    }
+
     fn lookup(&self, offset_bytes: u64, len_bytes: u64) -> Result<Option<Run>> {
         let extent_bytes = self.block_bytes();
         let from_bytes = offset_bytes % extent_bytes;

@@ -74,6 +74,10 @@ impl Layout for CloopLayout {
         None
     }
 
+    fn has_backing_files(&self) -> bool {
+        false
+    }
+
     fn lookup(&self, _offset_bytes: u64, len_bytes: u64) -> Result<Option<Run>> {
         let place = Place::Compressed;
         Ok(Some(Run { len_bytes, place }))

@@ -16,7 +16,7 @@ vellum_io::with_setters! {
     /// What a new image is to be.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct CreateOptions {
-        /// The virtual size in bytes, whole sectors.
+        /// The virtual size in bytes, rounded up to whole sectors.
         pub size_bytes: u64,
         /// The size of a cluster in bytes.
         pub cluster_size_bytes: u32,
@@ -53,7 +53,8 @@ fn refusal(options: &CreateOptions) -> Option<String> {
         ));
     }
     let max = max_size_bytes(cluster_bytes, table_clusters);
-    if !options.size_bytes.is_multiple_of(512) || options.size_bytes > max {
+    let size_bytes = options.size_bytes.checked_next_multiple_of(512);
+    if size_bytes.is_none_or(|size_bytes| size_bytes > max) {
         return Some(format!(
             "QED image size must be a non-zero multiple of cluster size and less than {max} bytes"
         ));
@@ -80,7 +81,7 @@ pub async fn create(file: &Arc<dyn Storage>, options: &CreateOptions) -> Result<
         compatible_features: 0,
         autoclear_features: 0,
         l1_offset_bytes: options.cluster_size_bytes.into(),
-        size_bytes: options.size_bytes,
+        size_bytes: options.size_bytes.next_multiple_of(512),
         backing_offset_bytes: 0,
         backing_len_bytes: 0,
     };

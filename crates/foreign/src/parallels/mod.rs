@@ -1,0 +1,73 @@
+//! Parallels' expandable images, with both of their signatures.
+//!
+//! A header, a table with a 32-bit entry for each cluster (BAT), and the clusters. An entry of 0 is a cluster that
+//! reads as zeroes. With the newer signature entries count clusters of the file, with the older one sectors.
+//!
+//! What a power cut leaves: the mark that the image is in use, and clusters that nothing leads to. The mark is
+//! durable before the first change and is taken back once all is durable. Entries are written after what
+//! they lead to is durable. An image with the mark that is opened to be written to is checked and
+//! mended first.
+//!
+//! The format extension with its dirty bitmaps is left alone. Whoever knows it finds in the header that the image
+//! was changed by a program that does not; its clusters are not used for anything else.
+
+mod check;
+mod create;
+mod header;
+mod layout;
+
+use std::sync::Arc;
+
+use vellum::{Error, Result, Storage};
+
+pub use check::{check, repair};
+pub use create::{CreateOptions, create};
+pub use header::Header;
+pub use layout::ParallelsLayout;
+
+use crate::MappedDevice;
+use crate::facts::Fix;
+use crate::fields::read_at;
+use layout::Used;
+
+/// Whether the first bytes of a file (64 will do) are those of such an image.
+pub fn probe(bytes: &[u8]) -> bool {
+    header::has_magic(bytes)
+}
+
+/// Reads the header, and where the data begins.
+async fn read(file: &dyn Storage) -> Result<Header> {
+    let bytes = read_at(file, 0, header::HEADER_BYTES).await?;
+    Header::decode(&bytes, file.len_bytes()?)
+}
+
+/// Opens an image. One that was not closed, or is damaged, is repaired first, unless it is only read.
+///
+/// # Errors
+/// [`vellum::ErrorKind::InvalidImage`] for what is no such image; else what the storage says.
+pub async fn open(
+    file: Arc<dyn Storage>,
+    read_only: bool,
+) -> Result<Arc<MappedDevice<ParallelsLayout>>> {
+    let named = |error: Error| error.target(file.name());
+    let mut header = read(&*file).await.map_err(named)?;
+    let mut used = None;
+    if !read_only {
+        let mut found = Used::read(&*file, &header).await.map_err(named)?;
+        if header.is_in_use || !header.has_good_data_offset || found.is_damaged {
+            let fix = Fix {
+                leaks: true,
+                corruptions: true,
+            };
+            repair(&file, fix).await.map_err(|error| {
+                let message = "Could not repair corrupted image";
+                error.context("open", message).target(file.name())
+            })?;
+            header = read(&*file).await.map_err(named)?;
+            found = Used::read(&*file, &header).await.map_err(named)?;
+        }
+        used = Some(found);
+    }
+    let layout = ParallelsLayout::new(file.clone(), header, used)?;
+    Ok(MappedDevice::new(layout, None, read_only))
+}
