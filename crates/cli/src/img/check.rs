@@ -292,18 +292,18 @@ async fn check_once(
         report::eprint_line(&harmless(message));
     }
     let clusters = found.clusters.unwrap_or_default();
-    let mut report = CheckReport::default();
-    report.corruptions = found.corruptions;
-    report.leaks = found.leaks;
-    report.corruptions_fixed = found.corruptions_fixed;
-    report.leaks_fixed = found.leaks_fixed;
-    report.check_errors = found.check_errors;
-    report.total_clusters = clusters.total;
-    report.allocated_clusters = clusters.allocated;
-    report.fragmented_clusters = clusters.fragmented;
-    report.compressed_clusters = clusters.compressed;
-    report.image_end_offset = found.image_end_bytes.unwrap_or(0);
-    Ok(Some(report))
+    Ok(Some(CheckReport {
+        corruptions: found.corruptions,
+        leaks: found.leaks,
+        corruptions_fixed: found.corruptions_fixed,
+        leaks_fixed: found.leaks_fixed,
+        check_errors: found.check_errors,
+        total_clusters: clusters.total,
+        allocated_clusters: clusters.allocated,
+        fragmented_clusters: clusters.fragmented,
+        compressed_clusters: clusters.compressed,
+        image_end_offset: found.image_end_bytes.unwrap_or(0),
+    }))
 }
 
 /// The image, opened anew after its log was brought back.

@@ -133,6 +133,9 @@ static DRIVERS: &[Driver] = &[
     protocol("null-co", |o, c, a| {
         Box::pin(null::open("null-co", o, c, a))
     }),
+    format("parallels", |o, c, a| {
+        Box::pin(foreign("parallels", o, c, a))
+    }),
     protocol("preallocate", |o, c, a| {
         Box::pin(preallocate::open(o, c, a))
     }),
@@ -156,6 +159,7 @@ static DRIVERS: &[Driver] = &[
     format("vdi", |o, c, a| Box::pin(foreign("vdi", o, c, a))),
     format("vhdx", |o, c, a| Box::pin(foreign("vhdx", o, c, a))),
     format("vmdk", |o, c, a| Box::pin(foreign("vmdk", o, c, a))),
+    format("vpc", |o, c, a| Box::pin(foreign("vpc", o, c, a))),
 ];
 
 /// Opens an image of a format of other programs.

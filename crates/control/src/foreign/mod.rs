@@ -8,11 +8,13 @@
 mod bochs;
 mod cloop;
 mod opening;
+mod parallels;
 mod qcow;
 mod qed;
 mod vdi;
 mod vhdx;
 mod vmdk;
+mod vpc;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -128,11 +130,13 @@ impl Eq for ForeignFormat {}
 static FORMATS: &[ForeignFormat] = &[
     bochs::FORMAT,
     cloop::FORMAT,
+    parallels::FORMAT,
     qcow::FORMAT,
     qed::FORMAT,
     vdi::FORMAT,
     vhdx::FORMAT,
     vmdk::FORMAT,
+    vpc::FORMAT,
 ];
 
 /// The format of a name.

@@ -42,7 +42,7 @@ const HASHES: [&str; 8] = [
     "sm3",
 ];
 /// Formats that images may have below them, and that are not drivers here.
-const OTHER_FORMATS: [&str; 2] = ["dmg", "parallels"];
+const OTHER_FORMATS: [&str; 1] = ["dmg"];
 
 pub(super) async fn begin(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
     let id = arguments.need_text("job-id")?;
