@@ -52,7 +52,6 @@ pub mod schedule;
 pub mod shrink;
 pub mod sparse_bytes;
 pub mod storage;
-mod vdi;
 pub mod verify;
 
 use std::sync::Arc;

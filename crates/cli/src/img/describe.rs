@@ -211,8 +211,11 @@ impl Description {
             full: filename::resolve(&self.file_name, &backing.name).ok(),
             format: backing.format.clone(),
         });
-        self.dirty = Some(facts.is_dirty);
-        self.cluster_bytes = cluster_bytes;
+        // Of the others QEMU tells neither.
+        if !matches!(self.format, "bochs" | "cloop" | "dmg" | "parallels") {
+            self.dirty = Some(facts.is_dirty);
+            self.cluster_bytes = cluster_bytes;
+        }
         self.foreign = Some(facts);
     }
 

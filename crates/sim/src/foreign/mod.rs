@@ -4,18 +4,21 @@
 //! What no image of a format may show after a cut is what its check calls damage, but for what the format
 //! cannot keep in step and `docs/FORMATS.md` says so: that counts as leaks here.
 
+mod formats;
+
 use std::sync::Arc;
 
+pub use formats::FORMATS;
 use vellum::{BlockDevice, Result, Storage};
 use vellum_foreign::CheckReport;
 use vellum_io::Io;
 
+use crate::generate;
 use crate::image_engine::{Files, Findings, ImageEngine};
 use crate::rng::Rng;
 use crate::scenario::{Backing, ImageOptions, Scenario};
 use crate::sparse_bytes::SECTOR_BYTES;
 use crate::storage::SimFileOptions;
-use crate::{generate, vdi};
 
 /// A request on an image, on its way.
 pub(crate) type Pending<T> = std::pin::Pin<Box<dyn Future<Output = Result<T>>>>;
@@ -37,9 +40,6 @@ pub struct ForeignFormat {
     /// Damage that a cut may leave, by words of its message.
     pub(crate) harmless: &'static [&'static str],
 }
-
-/// All formats.
-pub const FORMATS: &[ForeignFormat] = &[vdi::FORMAT];
 
 impl ForeignFormat {
     /// The format of a name.
