@@ -1,11 +1,14 @@
 //! The backing file of an image: what the user says of it, or else what the image says.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
+use vellum::qcow2::AsQcow2;
 use vellum::{BlockDevice, Error, ErrorKind, Result};
 
 use crate::filename;
 use crate::flags::OpenFlags;
+use crate::foreign;
 use crate::gate::FilePolicy;
 use crate::graph::OpenContext;
 use crate::open::{Ancestry, backing_flags, open_below};
@@ -29,6 +32,22 @@ pub(crate) enum Override {
 pub(crate) struct Named {
     pub(crate) name: Option<String>,
     pub(crate) format: Option<String>,
+}
+
+/// What an open image says that it stands on.
+pub(crate) fn named(image: &dyn BlockDevice) -> Named {
+    if let Some(qcow2) = image.as_qcow2() {
+        let header = qcow2.header();
+        return Named {
+            name: header.backing_file_text().map(Cow::into_owned),
+            format: header.backing_format().map(Cow::into_owned),
+        };
+    }
+    let backing = foreign::facts(image).and_then(|facts| facts.backing.clone());
+    backing.map_or_else(Named::default, |backing| Named {
+        name: Some(backing.name),
+        format: backing.format,
+    })
 }
 
 /// Takes what options say of the backing file.

@@ -2,11 +2,10 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use vellum::qcow2::AsQcow2;
 
 use vellum::{BlockDevice, Error, ErrorKind, Result};
 
-use crate::{ImageSpec, Options, Source, filename};
+use crate::{ImageSpec, Options, Source, backing, filename};
 
 /// The image `name` in the chain below `top`, and how far below it stands.
 pub fn find_backing(top: &Arc<dyn BlockDevice>, name: &str) -> Option<(u32, Arc<dyn BlockDevice>)> {
@@ -24,9 +23,7 @@ pub fn find_backing(top: &Arc<dyn BlockDevice>, name: &str) -> Option<(u32, Arc<
 
 /// Whether `name` means the image `below`, seen from the one above it.
 fn is_named(above: &Arc<dyn BlockDevice>, below: &Arc<dyn BlockDevice>, name: &str) -> bool {
-    let header = above.as_qcow2().map(|image| image.header());
-    let stored = header.and_then(|header| header.backing_file_text().map(|t| t.into_owned()));
-    let Some(stored) = stored else {
+    let Some(stored) = backing::named(&**above).name else {
         // Options put it there: only its own name is known.
         return below.info().name == name;
     };
@@ -50,8 +47,7 @@ fn real_path(name: String) -> Option<PathBuf> {
 /// the user gave for it, or else by the name that the image above it holds.
 ///
 /// # Errors
-/// Where neither says it: the image above is no qcow2 image, or the user has put a node
-/// there.
+/// Where neither says it: the image above names none, or the user has put a node there.
 pub fn spec_below(spec: &ImageSpec, top: &Arc<dyn BlockDevice>, depth: u32) -> Result<ImageSpec> {
     let mut found = spec.clone();
     let mut above = top.clone();
@@ -82,12 +78,10 @@ fn names_a_file(key: &str) -> bool {
 
 /// The backing file that an image names.
 fn named_in(image: &Arc<dyn BlockDevice>) -> Result<ImageSpec> {
-    let header = image.as_qcow2().map(|image| image.header());
-    let header = header.ok_or_else(|| cannot_reopen(image))?;
-    let name = header.backing_file_text();
-    let name = name.ok_or_else(|| cannot_reopen(image))?;
+    let named = backing::named(&**image);
+    let name = named.name.ok_or_else(|| cannot_reopen(image))?;
     let full = filename::resolve(&image.info().name, &name)?;
-    Ok(ImageSpec::filename(full).with_format(header.backing_format().as_deref()))
+    Ok(ImageSpec::filename(full).with_format(named.format.as_deref()))
 }
 
 fn cannot_reopen(above: &Arc<dyn BlockDevice>) -> Error {

@@ -76,8 +76,8 @@ mod write_log;
 
 pub use cache::CacheMode;
 pub use config::CONFIG_HELP;
-pub use drivers::driver_names;
 pub use drivers::option_names;
+pub use drivers::{driver_names, is_protocol};
 pub use flags::{Aio, DetectZeroes, OpenFlags};
 pub use nodes::Nodes;
 pub use open::{open_device, open_device_with};

@@ -254,7 +254,7 @@ fn named(path: &str, over: &Options) -> Result<Options> {
         Some(_) if !path.starts_with("json:") => {
             let mut place = String::new();
             while let Some(driver) = over.get_text(&format!("{place}driver"))
-                && ON_A_FILE.contains(&driver)
+                && stands_on_a_file(driver)
             {
                 place.push_str("file.");
             }
@@ -273,15 +273,10 @@ fn named(path: &str, over: &Options) -> Result<Options> {
 }
 
 /// Formats and filters, whose name is that of the file below.
-const ON_A_FILE: [&str; 7] = [
-    "compress",
-    "copy-on-read",
-    "luks",
-    "preallocate",
-    "qcow2",
-    "raw",
-    "throttle",
-];
+fn stands_on_a_file(driver: &str) -> bool {
+    const FILTERS: [&str; 4] = ["compress", "copy-on-read", "preallocate", "throttle"];
+    FILTERS.contains(&driver) || !vellum_control::is_protocol(driver)
+}
 
 fn no_vm_state() -> Error {
     let message = "this format has no VM state";

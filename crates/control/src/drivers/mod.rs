@@ -194,7 +194,7 @@ pub(crate) fn of_file(name: Option<&str>) -> Result<&'static Driver> {
 }
 
 /// Whether there is a driver of this name that needs no file below it.
-pub(crate) fn is_protocol(name: &str) -> bool {
+pub fn is_protocol(name: &str) -> bool {
     find(name).is_ok_and(|driver| driver.protocol)
 }
 

@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 use vellum::Result;
-use vellum::qcow2::{AsQcow2, BackingName};
+use vellum::qcow2::BackingName;
 
 use super::{MADE_UP, NamedNode, Node, Nodes, unknown_node};
+use crate::backing;
 use crate::display::{Name, name_of_node};
 use crate::graph::{NodeKind, OpenedNode};
 use crate::options::Options;
@@ -26,10 +27,7 @@ impl OpenedNode {
     /// What an image says that it stands on.
     pub(super) fn backing_text(&self) -> Option<String> {
         match &self.kind {
-            NodeKind::Device(device) => {
-                let header = device.as_qcow2()?.header();
-                header.backing_file_text().map(|text| text.to_string())
-            }
+            NodeKind::Device(device) => backing::named(&**device).name,
             NodeKind::Storage(_) => None,
         }
     }

@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
-use vellum::qcow2::AsQcow2;
-
 use super::jobs::{not_in_chain, place_in};
+use crate::backing;
 use crate::filename;
 use crate::nodes::Nodes;
 use crate::qmp::{Arguments, Failure};
@@ -177,10 +176,7 @@ fn is_path_of(above: &str, name: &str, own: &str) -> bool {
 /// Whether an image says in its header that it stands on a node's file.
 pub(super) fn stands_by_header_on(nodes: &Nodes, image: &str, node: &str) -> Result<bool, Failure> {
     let info = nodes.device(image)?;
-    let Some(header) = info.as_qcow2().map(|image| image.header()) else {
-        return Ok(false);
-    };
-    let Some(name) = header.backing_file_text() else {
+    let Some(name) = backing::named(&*info).name else {
         return Ok(false);
     };
     let own = nodes.as_backing(node)?.name;

@@ -9,6 +9,7 @@ use vellum_format::features::Incompatible;
 use vellum_io::lane;
 
 use super::{Daemon, bitmaps};
+use crate::backing;
 use crate::filename;
 use crate::nodes::{NodeInfo, Nodes};
 use crate::qmp::{Arguments, Outcome};
@@ -126,18 +127,16 @@ impl Listed<'_> {
             if let Some(cluster_size_bytes) = device.info().cluster_size_bytes {
                 image["cluster-size"] = json!(cluster_size_bytes);
             }
-            if let Some(qcow2) = device.as_qcow2() {
-                let header = qcow2.header();
-                if let Some(name) = header.backing_file_text() {
-                    image["backing-filename"] = json!(name);
-                    let file = self.child(node, "file").unwrap_or(node);
-                    if let Ok(full) = filename::resolve(self.filename(file), &name) {
-                        image["full-backing-filename"] = json!(full);
-                    }
+            let named = backing::named(&**device);
+            if let Some(name) = named.name {
+                let file = self.child(node, "file").unwrap_or(node);
+                if let Ok(full) = filename::resolve(self.filename(file), &name) {
+                    image["full-backing-filename"] = json!(full);
                 }
-                if let Some(format) = header.backing_format() {
-                    image["backing-filename-format"] = json!(format);
-                }
+                image["backing-filename"] = json!(name);
+            }
+            if let Some(format) = named.format {
+                image["backing-filename-format"] = json!(format);
             }
         }
         if let Some(below) = self.shown_below(node).filter(|_| !self.is_flat) {
