@@ -9,8 +9,9 @@ use super::extent::{Extent, Kind};
 use super::header::SECTOR_BYTES;
 use super::open::{OpenOptions, open_layout};
 use super::sesparse::Grain;
-use super::sparse::{Sparse, read};
+use super::sparse::Sparse;
 use crate::facts::CheckReport;
+use crate::fields::read_at;
 use crate::layout::Layout;
 
 /// Looks for entries that lead behind the end of their file, or nowhere. Files as for [`super::open`].
@@ -73,7 +74,7 @@ async fn check_sparse(
             return Ok(Some(nowhere(extent.start_bytes + inside_bytes)));
         };
         if at_bytes != 0 {
-            let bytes = read(file, at_bytes, sparse.geometry.table_bytes()).await?;
+            let bytes = read_at(file, at_bytes, sparse.geometry.table_bytes()).await?;
             let rest = (extent.len_bytes - inside_bytes).div_ceil(grain_bytes);
             let rest = usize::try_from(rest).unwrap_or(usize::MAX);
             for index in 0..rest.min(sparse.geometry.table_entries as usize) {

@@ -8,11 +8,12 @@
 
 use std::sync::Arc;
 
-use vellum::{Buffer, Buffers, Error, ErrorKind, Result, Storage};
-use vellum_storage::{WriteFlags, ZeroFlags};
+use vellum::{Error, ErrorKind, Result, Storage};
+use vellum_storage::ZeroFlags;
 
 use super::descriptor::{EMBEDDED_BYTES, ExtentLine, ExtentType, NO_PARENT_CID, NewDescriptor};
 use super::header::{SECTOR_BYTES, SparseHeader};
+use crate::fields::write_at;
 
 /// The size of an extent of an image in pieces.
 const PIECE_BYTES: u64 = 1 << 31;
@@ -354,17 +355,11 @@ pub async fn create(
     }
     file.flush().await?;
     let at_bytes = if is_one_file { DESCRIPTOR_AT_BYTES } else { 0 };
-    write(&**file, at_bytes, text.as_bytes()).await?;
+    write_at(&**file, at_bytes, text.as_bytes()).await?;
     if !is_one_file && file.capabilities().growable {
         file.truncate(text.len() as u64).await?;
     }
     file.flush().await
-}
-
-async fn write(file: &dyn Storage, at_bytes: u64, bytes: &[u8]) -> Result<()> {
-    let buffers = Buffers::from_buf([Buffer::copy_of(bytes)]);
-    let written = file.write(at_bytes, buffers, WriteFlags::default()).await;
-    written.map(drop)
 }
 
 /// An extent without a descriptor.
@@ -391,7 +386,7 @@ async fn make_extent(file: &dyn Storage, sectors: u64, options: &CreateOptions) 
     for at_sector in [header.redundant_sector, header.directory_sector] {
         write_directory(file, &header, at_sector).await?;
     }
-    write(file, 0, &header.encode()).await
+    write_at(file, 0, &header.encode()).await
 }
 
 /// A directory whose tables, all zero, lie behind it.
@@ -405,7 +400,7 @@ async fn write_directory(file: &dyn Storage, header: &SparseHeader, at_sector: u
         let sectors = (from..to).map(|number| first_table + number * 4);
         let entries = sectors.map(|sector| u32::try_from(sector).unwrap_or(0).to_le_bytes());
         let bytes: Vec<u8> = entries.flatten().collect();
-        write(file, at_sector * SECTOR_BYTES + from * 4, &bytes).await?;
+        write_at(file, at_sector * SECTOR_BYTES + from * 4, &bytes).await?;
         from = to;
     }
     Ok(())

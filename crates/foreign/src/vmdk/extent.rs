@@ -5,8 +5,9 @@ use std::sync::Arc;
 use vellum::{Result, Storage};
 
 use super::descriptor::ExtentType;
-use super::sparse::{Sparse, read};
+use super::sparse::Sparse;
 use super::tables::{Key, Tables};
+use crate::fields::read_at;
 use crate::layout::{Place, Run};
 
 /// A part of the disk.
@@ -75,7 +76,7 @@ impl Extent {
             table,
         };
         let loading = tables.loading(key);
-        let bytes = read(&**file, at_bytes, sparse.geometry.table_bytes()).await?;
+        let bytes = read_at(&**file, at_bytes, sparse.geometry.table_bytes()).await?;
         loading.done((&*bytes).into());
         Ok(())
     }

@@ -57,11 +57,17 @@ pub(super) fn facts(
             ("extents", Fact::List(list.collect())),
         ],
         is_dirty: false,
-        compression: match extents.iter().all(Extent::is_compressed) {
-            true if !extents.is_empty() => CompressedWrites::Only,
-            // As QEMU: such writes are taken everywhere, and stored as they are.
-            _ => CompressedWrites::Also,
-        },
+        compression: compression(extents),
+    }
+}
+
+/// As QEMU: where there are grains such writes are taken, and stored as they are if they have to be.
+fn compression(extents: &[Extent]) -> CompressedWrites {
+    let is_stream = !extents.is_empty() && extents.iter().all(Extent::is_compressed);
+    match (is_stream, common_cluster_size_bytes(extents)) {
+        (true, _) => CompressedWrites::Only,
+        (false, Some(_)) => CompressedWrites::Also,
+        (false, None) => CompressedWrites::No,
     }
 }
 

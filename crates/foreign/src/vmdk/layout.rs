@@ -8,9 +8,8 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use vellum::{Buffer, Buffers, Error, ErrorKind, Result, Storage};
+use vellum::{Error, ErrorKind, Result, Storage};
 use vellum_io::finish_all;
-use vellum_storage::WriteFlags;
 
 use super::descriptor::{Descriptor, EMBEDDED_BYTES};
 use super::extent::Extent;
@@ -20,6 +19,7 @@ use super::sesparse::Grain;
 use super::sparse::Sparse;
 use super::tables::{Key, Tables};
 use crate::facts::Facts;
+use crate::fields::write_at;
 use crate::layout::{Layout, NewBlock, Place, Run};
 
 /// The unit of a device that is flat everywhere.
@@ -288,8 +288,7 @@ impl Layout for VmdkLayout {
         }
         let file = self.storage(0)?;
         let at_bytes = old.embedded_at().unwrap_or(0) + changed.start as u64;
-        let buffers = Buffers::from_buf([Buffer::copy_of(bytes)]);
-        file.write(at_bytes, buffers, WriteFlags::default()).await?;
+        write_at(&**file, at_bytes, bytes).await?;
         file.flush().await?;
         *self.descriptor.lock() = next;
         Ok(())
@@ -410,9 +409,7 @@ impl Layout for VmdkLayout {
             .writes
             .into_iter()
             .map(async |(file, at_bytes, bytes)| {
-                let buffers = Buffers::from_buf([Buffer::copy_of(&bytes)]);
-                let file = self.storage(file)?;
-                file.write(at_bytes, buffers, WriteFlags::default()).await
+                write_at(&**self.storage(file)?, at_bytes, &bytes).await
             });
         finish_all(WRITES_AT_ONCE, writes).await?;
         self.tables.written(changes.keys);

@@ -12,9 +12,10 @@ use super::descriptor::{Descriptor, EMBEDDED_BYTES, ExtentLine, ExtentType, MAX_
 use super::extent::{Extent, Kind};
 use super::header::{COW_MAGIC, SECTOR_BYTES, SPARSE_MAGIC};
 use super::layout::{Parent, VmdkLayout};
-use super::sparse::{Sparse, read, read_header};
+use super::sparse::{Sparse, read_header};
 use crate::device::MappedDevice;
 use crate::facts::{Fact, Facts};
+use crate::fields::read_at;
 
 /// Where QEMU looks for the descriptor inside an extent.
 const EMBEDDED_AT_BYTES: u64 = 512;
@@ -81,9 +82,9 @@ async fn find_descriptor(file: &dyn Storage) -> Result<Descriptor> {
         let message = "File is too small, not a valid image";
         return Err(Error::new(ErrorKind::InvalidImage, "open", message));
     }
-    let first = read(file, 0, 512).await?;
+    let first = read_at(file, 0, 512).await?;
     if !first.starts_with(&SPARSE_MAGIC) && !first.starts_with(&COW_MAGIC) {
-        let text = read(file, 0, text_bytes(file_bytes)).await?;
+        let text = read_at(file, 0, text_bytes(file_bytes)).await?;
         return Descriptor::parse(&text);
     }
     if let Some(header) = super::header::SparseHeader::parse(&first)
@@ -95,12 +96,12 @@ async fn find_descriptor(file: &dyn Storage) -> Result<Descriptor> {
         let rest_bytes = file_bytes.saturating_sub(at_bytes);
         let text = match rest_bytes {
             0 => return Descriptor::parse(&[]),
-            rest_bytes => read(file, at_bytes, text_bytes(rest_bytes)).await?,
+            rest_bytes => read_at(file, at_bytes, text_bytes(rest_bytes)).await?,
         };
         return Descriptor::parse(&text).map(|descriptor| descriptor.at(at_bytes));
     }
     read_header(file).await?;
-    let text = read(file, EMBEDDED_AT_BYTES, EMBEDDED_BYTES).await?;
+    let text = read_at(file, EMBEDDED_AT_BYTES, EMBEDDED_BYTES).await?;
     let descriptor = Descriptor::parse_embedded(&text)?;
     Ok(descriptor.at(EMBEDDED_AT_BYTES))
 }

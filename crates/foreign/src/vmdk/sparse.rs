@@ -9,7 +9,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use vellum::{Buffer, Buffers, Error, ErrorKind, Result, Storage};
+use vellum::{Buffer, Error, ErrorKind, Result, Storage};
 
 use super::header::{
     CowHeader, DIRECTORY_AT_END, Entries, SECTOR_BYTES, SparseHeader, TableGeometry, u32_at, u64_at,
@@ -18,6 +18,7 @@ use super::marker::{FOOTER_BYTES, parse_footer};
 use super::sesparse::{self, ConstHeader, Grain};
 use super::tables::{Key, Tables};
 use super::turns::Turns;
+use crate::fields::read_at;
 use crate::layout::{Place, Run};
 
 /// Directories are read in pieces of this size.
@@ -61,16 +62,6 @@ pub(super) struct Sparse {
     pub turns: Turns,
 }
 
-/// Reads `len_bytes`, with zeroes beyond the end of the file.
-pub(super) async fn read(
-    file: &dyn Storage,
-    offset_bytes: u64,
-    len_bytes: usize,
-) -> Result<Buffer> {
-    let buffers = Buffers::from_buf([Buffer::for_read(len_bytes)]);
-    Ok(Buffer::join_all(file.read(offset_bytes, buffers).await?))
-}
-
 /// The header of a sparse extent that counts, and the one at its beginning if it is of that kind.
 pub(super) struct Opened {
     pub geometry: TableGeometry,
@@ -83,7 +74,7 @@ pub(super) struct Opened {
 /// Reads and checks the header of a `KDMV` or `COWD` extent.
 pub(super) async fn read_header(file: &dyn Storage) -> Result<Opened> {
     let file_bytes = file.len_bytes()?;
-    let first = read(file, 0, SparseHeader::BYTES).await?;
+    let first = read_at(file, 0, SparseHeader::BYTES).await?;
     if let Some(cow) = CowHeader::parse(&first) {
         return Ok(Opened {
             geometry: cow.geometry()?,
@@ -99,7 +90,7 @@ pub(super) async fn read_header(file: &dyn Storage) -> Result<Opened> {
     if directory_at_end {
         let whole_bytes = file_bytes.next_multiple_of(SECTOR_BYTES);
         let at = whole_bytes.saturating_sub(FOOTER_BYTES as u64);
-        header = parse_footer(&read(file, at, FOOTER_BYTES).await?)?;
+        header = parse_footer(&read_at(file, at, FOOTER_BYTES).await?)?;
     }
     Ok(Opened {
         geometry: header.geometry(file_bytes)?,
@@ -145,10 +136,10 @@ impl Sparse {
 
     /// Opens a `seSparse` extent.
     pub(super) async fn open_se(file: &dyn Storage) -> Result<Sparse> {
-        let header = ConstHeader::parse(&read(file, 0, 512).await?)?;
+        let header = ConstHeader::parse(&read_at(file, 0, 512).await?)?;
         let at = header.volatile_sector.saturating_mul(SECTOR_BYTES);
         let volatile = match at.checked_add(512) {
-            Some(end) if end <= i64::MAX as u64 => read(file, at, 512).await?,
+            Some(end) if end <= i64::MAX as u64 => read_at(file, at, 512).await?,
             _ => Buffer::zeroed(512),
         };
         sesparse::check_volatile(&volatile)?;
@@ -405,7 +396,7 @@ async fn read_directory(
     let mut at = 0;
     while at < len_bytes {
         let piece_bytes = READ_BYTES.min(len_bytes - at);
-        let piece = read(file, at_bytes + at, piece_bytes as usize).await?;
+        let piece = read_at(file, at_bytes + at, piece_bytes as usize).await?;
         sectors.extend(
             piece
                 .chunks_exact(entry_bytes)

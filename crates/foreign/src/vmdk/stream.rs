@@ -2,14 +2,14 @@
 //!
 //! Called by the layout. Streams are only continued: a grain that has a place keeps it.
 
-use vellum::{Buffer, Buffers, Error, ErrorKind, Result, Storage};
+use vellum::{Error, ErrorKind, Result, Storage};
 use vellum_io::lane::compute;
-use vellum_storage::WriteFlags;
 
 use super::header::SECTOR_BYTES;
 use super::marker::{END_OF_STREAM, GRAIN_MARKER_BYTES, GrainMarker, pack_grain, unpack};
 use super::sesparse::Grain;
-use super::sparse::{Sparse, read};
+use super::sparse::Sparse;
+use crate::fields::{read_at, write_at};
 
 impl Sparse {
     /// The content of the grain that begins at a sector of the file. At most a whole grain.
@@ -18,7 +18,7 @@ impl Sparse {
         let grain_bytes = usize::try_from(self.geometry.grain_bytes()).unwrap_or(0);
         let at_bytes = sector.saturating_mul(SECTOR_BYTES);
         // A stream is a bit longer than its content at worst: most are here as a whole.
-        let mut bytes = read(file, at_bytes, grain_bytes + SECTOR_BYTES as usize).await?;
+        let mut bytes = read_at(file, at_bytes, grain_bytes + SECTOR_BYTES as usize).await?;
         let mut stream = 0..grain_bytes;
         if self.markers {
             let marker = GrainMarker::parse(&bytes);
@@ -28,7 +28,7 @@ impl Sparse {
             }
             stream = GRAIN_MARKER_BYTES..GRAIN_MARKER_BYTES + stream_bytes;
             if stream.end > bytes.len() {
-                bytes = read(file, at_bytes, stream.end).await?;
+                bytes = read_at(file, at_bytes, stream.end).await?;
             }
         }
         compute(move || unpack(bytes.get(stream).unwrap_or_default(), grain_bytes)).await
@@ -56,9 +56,7 @@ impl Sparse {
         turn.comes().await;
         let sector = self.take_sectors(packed.len() as u64 / SECTOR_BYTES, 1)?;
         drop(turn);
-        let buffers = Buffers::from_buf([Buffer::copy_of(&packed)]);
-        file.write(sector * SECTOR_BYTES, buffers, WriteFlags::default())
-            .await?;
+        write_at(file, sector * SECTOR_BYTES, &packed).await?;
         u32::try_from(sector).map_err(|_| {
             let message = "the extent has no room for more grains";
             Error::new(ErrorKind::NoSpace, "write", message)
@@ -72,14 +70,14 @@ impl Sparse {
         if !self.compressed || !self.markers || end_sector == 0 {
             return Ok(());
         }
-        let tail = read(file, (end_sector - 1) * SECTOR_BYTES, END_OF_STREAM.len()).await?;
+        let tail = read_at(file, (end_sector - 1) * SECTOR_BYTES, END_OF_STREAM.len()).await?;
         if tail[..] != END_OF_STREAM[..] {
             return Ok(());
         }
         let Some(last) = self.last_grain(file).await? else {
             return Ok(());
         };
-        let marker = read(file, last.saturating_mul(SECTOR_BYTES), GRAIN_MARKER_BYTES).await?;
+        let marker = read_at(file, last.saturating_mul(SECTOR_BYTES), GRAIN_MARKER_BYTES).await?;
         let stream_bytes = u64::from(GrainMarker::parse(&marker).stream_bytes);
         let sectors = (stream_bytes + GRAIN_MARKER_BYTES as u64).div_ceil(SECTOR_BYTES);
         // Anything else at the end stays there.
@@ -93,7 +91,7 @@ impl Sparse {
     async fn last_grain(&self, file: &dyn Storage) -> Result<Option<u64>> {
         let mut last = None;
         for at_bytes in self.all_tables() {
-            let table = read(file, at_bytes, self.geometry.table_bytes()).await?;
+            let table = read_at(file, at_bytes, self.geometry.table_bytes()).await?;
             for index in 0..self.geometry.table_entries as usize {
                 if let Some(Grain::Sector(sector)) = self.grain(&table, index) {
                     last = last.max(Some(sector));
@@ -106,8 +104,6 @@ impl Sparse {
     /// Writes the marker of the stream's end. What comes later is put over it.
     pub(super) async fn end_stream(&self, file: &dyn Storage) -> Result<()> {
         let at_bytes = self.end_sector().saturating_mul(SECTOR_BYTES);
-        let buffers = Buffers::from_buf([Buffer::copy_of(&END_OF_STREAM)]);
-        let written = file.write(at_bytes, buffers, WriteFlags::default()).await;
-        written.map(drop)
+        write_at(file, at_bytes, &END_OF_STREAM).await
     }
 }

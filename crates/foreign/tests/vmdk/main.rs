@@ -2,8 +2,11 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../cuts/mod.rs"]
+mod cuts;
 mod hostile;
 mod made;
+mod power;
 
 use std::path::Path;
 use std::sync::Arc;
