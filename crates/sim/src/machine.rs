@@ -183,7 +183,9 @@ impl MachineStorages {
     pub(crate) fn has_backing(&self, options: &ImageOptions) -> bool {
         let image = self.disk.contents(0);
         let says = || Layout::parse(&image).is_ok_and(|layout| layout.has_backing);
-        options.backing != Backing::None && (!options.names_backing() || says())
+        // Images of other formats are handed theirs, and keep it.
+        let is_sure = options.requests_only || !options.names_backing();
+        options.backing != Backing::None && (is_sure || says())
     }
 
     /// Opens the backing file; `None` if there is none.
