@@ -13,12 +13,12 @@ use std::sync::Arc;
 
 use common::{Model, Place, compare_with_qemu, new_file, open_file, qemu, run};
 use vellum::{BlockDevice, Buffer, RequestFlags, Result, Storage, ZeroRequest};
-use vellum_foreign::MappedDevice;
 use vellum_foreign::vmdk::header::SparseHeader;
 use vellum_foreign::vmdk::{
     AdapterType, CreateOptions, OpenOptions, Subformat, VmdkLayout, check, create, open,
     read_descriptor,
 };
+use vellum_foreign::{Fact, Facts, MappedDevice};
 use vellum_io::finish_all;
 
 type Device = Arc<MappedDevice<VmdkLayout>>;
@@ -116,18 +116,33 @@ fn what_qemu_writes_is_read_here() {
     for (seed, subformat) in (10..).zip(ALL.into_iter().take(4)) {
         let place = Place::default();
         let image = place.text("a.vmdk");
-        let subformat = format!("subformat={}", subformat.name());
+        let grains = match subformat.name().ends_with("Flat") {
+            true => "",
+            false => ",zeroed_grain=on",
+        };
+        let options = format!("subformat={}{grains}", subformat.name());
         qemu(
             "qemu-img",
-            &["create", "-q", "-f", "vmdk", "-o", &subformat, &image, "5M"],
+            &["create", "-q", "-f", "vmdk", "-o", &options, &image, "5M"],
         );
         let mut model = Model::new(seed, 5 << 20);
-        for (offset, len, pattern) in [(3 << 20, 4096, 7), (100, 2 << 20, 9), (4 << 20, 1 << 20, 1)]
-        {
-            let command = format!("write -P {pattern} {offset} {len}");
-            qemu("qemu-io", &["-f", "vmdk", "-c", &command, &image]);
+        let random = &mut fastrand::Rng::with_seed(seed);
+        let mut commands = Vec::new();
+        for pattern in 1..20 {
+            let (offset, len) = (random.usize(0..8000) * 512, random.usize(1..2000) * 512);
+            commands.extend([
+                "-c".to_owned(),
+                format!("write -P {pattern} {offset} {len}"),
+            ]);
             model.bytes[offset..offset + len].fill(pattern);
+            let grain = random.usize(0..80) * 65536;
+            commands.extend(["-c".to_owned(), format!("write -z {grain} 64k")]);
+            model.bytes[grain..grain + 65536].fill(0);
         }
+        let mut arguments = vec!["-f", "vmdk"];
+        arguments.extend(commands.iter().map(String::as_str));
+        arguments.push(&image);
+        qemu("qemu-io", &arguments);
         run(async {
             let path = place.path("a.vmdk");
             let device = open_image(&path, None, OpenOptions::default())
@@ -247,6 +262,62 @@ fn new_images_are_qemus_to_the_byte() {
                 }
             }
         }
+    }
+}
+
+/// What an image says of itself, in the words of `qemu-img info`.
+fn told(facts: &Facts) -> String {
+    let mut text = String::from("Format specific information:\n");
+    let value = |fact: &Fact| match fact {
+        Fact::Text(text) => text.clone(),
+        Fact::Number(number) => number.to_string(),
+        Fact::Bool(is_so) => is_so.to_string(),
+        Fact::List(_) => String::new(),
+    };
+    for (key, fact) in &facts.specific {
+        let key = key.replace('-', " ");
+        let Fact::List(all) = fact else {
+            text += &format!("    {key}: {}\n", value(fact));
+            continue;
+        };
+        text += &format!("    {key}:\n");
+        for (number, members) in all.iter().enumerate() {
+            text += &format!("        [{number}]:\n");
+            for (key, fact) in members {
+                let key = key.replace('-', " ");
+                text += &format!("            {key}: {}\n", value(fact));
+            }
+        }
+    }
+    text
+}
+
+#[test]
+fn what_is_told_of_an_image_is_what_qemu_tells() {
+    for subformat in ALL {
+        let place = Place::default();
+        let path = place.path("a.vmdk");
+        let options = CreateOptions::default()
+            .size_bytes(3 << 30)
+            .subformat(subformat);
+        let text = run(async {
+            create_image(&path, &options).await;
+            let read_only = OpenOptions::default().read_only(true);
+            let device = open_image(&path, None, read_only).await.unwrap();
+            let facts = device.format_device().unwrap().downcast_ref::<Facts>();
+            told(facts.unwrap())
+        });
+        let info = qemu("qemu-img", &["info", &place.text("a.vmdk")]);
+        // What is told first varies with the kind of an extent.
+        let sorted = |text: &str| {
+            let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+            lines.sort();
+            lines
+        };
+        let theirs = info.split_once("Format specific information:").unwrap().1;
+        let theirs = theirs.split("Child node").next().unwrap();
+        let theirs = format!("Format specific information:{theirs}");
+        assert_eq!(sorted(&text), sorted(&theirs));
     }
 }
 
