@@ -37,7 +37,7 @@ fn what_is_written_here_is_read_there() {
                     .await
                     .unwrap();
                 model.compare(&*device).await;
-                model.exercise(&*device, 30).await;
+                model.exercise(&*device, 20).await;
                 model.compare(&*device).await;
                 device.close().await.unwrap();
             }

@@ -31,7 +31,7 @@ fn what_is_written_here_is_read_there() {
                     .await
                     .unwrap();
                 model.compare(&*device).await;
-                model.exercise(&*device, 30).await;
+                model.exercise(&*device, 20).await;
                 model.compare(&*device).await;
                 device.close().await.unwrap();
             }
@@ -205,22 +205,22 @@ fn a_power_cut_at_any_moment_loses_nothing_that_was_flushed() {
         let made = Arc::new(MemStorage::new());
         let options = CreateOptions::default()
             .force_size(true)
-            .size_bytes(22 * MIB);
+            .size_bytes(10 * MIB);
         create(&(made.clone() as Arc<dyn Storage>), &options)
             .await
             .unwrap();
         let file = Recorded::new(made.snapshot());
-        let mut bytes = vec![0; 22 << 20];
+        let mut bytes = vec![0; 10 << 20];
         let mut states = vec![(0, bytes.clone())];
         let random = &mut fastrand::Rng::with_seed(21);
-        for round in 0u8..6 {
+        for round in 0u8..5 {
             let device = open(file.clone(), None, OpenOptions::default())
                 .await
                 .unwrap();
             for flush in 0..2 {
-                let mut blocks: Vec<usize> = (0..11).collect();
+                let mut blocks: Vec<usize> = (0..5).collect();
                 random.shuffle(&mut blocks);
-                for block in &blocks[..3] {
+                for block in &blocks[..2] {
                     let len = 512 * random.usize(1..100);
                     let at = (block << 21) + 512 * random.usize(0..4096 - len / 512);
                     bytes[at..at + len].fill(1 + round * 2 + flush);
@@ -249,10 +249,10 @@ fn a_power_cut_at_any_moment_loses_nothing_that_was_flushed() {
             let device = open(image.clone(), None, OpenOptions::default())
                 .await
                 .expect(&what);
-            let read = device.read(0, Buffer::for_read(22 << 20)).await.unwrap();
+            let read = device.read(0, Buffer::for_read(10 << 20)).await.unwrap();
             assert_between(&read, before, after, &what);
             // Another one can be written after it.
-            for block in 0..11 {
+            for block in 0..5 {
                 let buffer = Buffer::copy_of(&[0xee; 512]);
                 let written = device.write(block << 21, buffer, RequestFlags::default());
                 written.await.unwrap();

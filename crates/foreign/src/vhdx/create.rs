@@ -42,7 +42,7 @@ impl Subformat {
 }
 
 vellum_io::with_setters! {
-    /// What a new image is to be. Sizes are rounded up as `qemu-img` does.
+    /// What a new image is to be.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct CreateOptions {
         /// The virtual size in bytes.
@@ -56,6 +56,8 @@ vellum_io::with_setters! {
         /// Blocks are marked as zeroes, so that they need not be. As QEMU does it, also those of a fixed
         /// image, whose places are given out anew then.
         pub block_state_zero: bool,
+        /// Sizes that an image cannot have are refused, not rounded up as `qemu-img` does.
+        pub exact_sizes: bool,
     }
 }
 
@@ -67,6 +69,7 @@ impl Default for CreateOptions {
             block_size_bytes: 0,
             subformat: Subformat::Dynamic,
             block_state_zero: true,
+            exact_sizes: false,
         }
     }
 }
@@ -90,7 +93,10 @@ struct Sizes {
 
 fn sizes(options: &CreateOptions) -> Result<Sizes> {
     let refuse = |message: &str| Err(Error::new(ErrorKind::InvalidArgument, "create", message));
-    let round = |bytes: u64, to: u64| bytes.checked_next_multiple_of(to).unwrap_or(u64::MAX);
+    let round = |bytes: u64, to: u64| match options.exact_sizes {
+        true => bytes,
+        false => bytes.checked_next_multiple_of(to).unwrap_or(u64::MAX),
+    };
     let disk = round(options.size_bytes, 512);
     if disk > MAX_SIZE_BYTES {
         return refuse("Image size too large; max of 64TB");
@@ -98,18 +104,28 @@ fn sizes(options: &CreateOptions) -> Result<Sizes> {
     let Ok(log) = u32::try_from(round(options.log_size_bytes, MIB)) else {
         return refuse("Log size must be smaller than 4 GB");
     };
-    if log == 0 {
+    if log == 0 || !u64::from(log).is_multiple_of(MIB) {
         return refuse("Log size must be a multiple of 1 MB");
     }
-    let block = match round(options.block_size_bytes, MIB).min(MAX_BLOCK_BYTES) {
+    let block = match round(options.block_size_bytes, MIB) {
         0 if disk > 32 << 40 => 64 * MIB,
         0 if disk > 100 << 30 => 32 * MIB,
         0 if disk > 1 << 30 => 16 * MIB,
         0 => 8 * MIB,
-        block => block,
+        block if options.exact_sizes => block,
+        block => block.min(MAX_BLOCK_BYTES),
     };
-    if !block.is_power_of_two() || block < MIN_BLOCK_BYTES {
+    if !block.is_multiple_of(MIB) {
+        return refuse("Block size must be a multiple of 1 MB");
+    }
+    if !block.is_power_of_two() {
         return refuse("Block size must be a power of two");
+    }
+    if block > MAX_BLOCK_BYTES {
+        return refuse("Block size must not exceed 268435456");
+    }
+    if !disk.is_multiple_of(512) {
+        return refuse("Image size must be a multiple of 512 bytes");
     }
     Ok(Sizes { disk, log, block })
 }
@@ -241,6 +257,24 @@ mod tests {
             (
                 options.block_size_bytes(3 << 20),
                 "Block size must be a power of two",
+            ),
+        ] {
+            let error = sizes(&options).err().expect(words);
+            assert_eq!(error.message(), words);
+        }
+        let exact = options.exact_sizes(true);
+        for (options, words) in [
+            (
+                exact.log_size_bytes(1),
+                "Log size must be a multiple of 1 MB",
+            ),
+            (
+                exact.block_size_bytes(1),
+                "Block size must be a multiple of 1 MB",
+            ),
+            (
+                exact.block_size_bytes(512 << 20),
+                "Block size must not exceed 268435456",
             ),
         ] {
             let error = sizes(&options).err().expect(words);

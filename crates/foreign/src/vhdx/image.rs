@@ -67,7 +67,8 @@ impl Image {
         let shape = Shape::new(&self.parameters);
         let bat = self.regions.bat;
         shape.check(bat.len_bytes)?;
-        if !bat.offset_bytes.is_multiple_of(PAGE_BYTES) {
+        let len_bytes = u64::from(bat.len_bytes);
+        if !bat.offset_bytes.is_multiple_of(PAGE_BYTES) || !len_bytes.is_multiple_of(PAGE_BYTES) {
             return Err(invalid("the VHDX block allocation table is not aligned"));
         }
         let needed_bytes = shape.entries * 8;
@@ -75,8 +76,7 @@ impl Image {
         if bat.offset_bytes + needed_bytes > self.file.len_bytes()? {
             return Err(invalid("the VHDX block allocation table is cut off"));
         }
-        let pages_bytes = needed_bytes.next_multiple_of(PAGE_BYTES);
-        let len_bytes = pages_bytes.min(u64::from(bat.len_bytes));
+        let len_bytes = needed_bytes.next_multiple_of(PAGE_BYTES);
         let mut entries = Vec::with_capacity((len_bytes / 8) as usize);
         let mut at = 0;
         while at < len_bytes {

@@ -11,11 +11,18 @@ use vellum::{
 
 use super::bat::{BITMAP_BLOCK_BYTES, Entry, Shape};
 use super::guid::Guid;
-use super::header::Header;
+use super::header::{self, Header};
 use super::image::Image;
+use super::log::Log;
 use super::parent::tests::encode;
 use super::{CreateOptions, OpenOptions, check, create, le, open, parent};
 use crate::facts::{Facts, Fix};
+
+#[path = "../../tests/cuts/mod.rs"]
+#[allow(dead_code, reason = "other tests use all of it")]
+mod cuts;
+
+use cuts::Recorded;
 
 const MIB: usize = 1 << 20;
 const SIZE_BYTES: usize = 6 * MIB + 4096;
@@ -231,37 +238,101 @@ fn a_parent_that_was_written_to_is_not_the_parent_any_more() {
     });
 }
 
+/// Pages that are changed together: an entry of them takes 85 of the log's 256 sectors.
+const PAGES: usize = 84;
+
+/// What the table's first pages are full of.
+async fn fill_of(file: &dyn Storage, at_bytes: u64) -> u8 {
+    let bytes = crate::transfer::read(file, at_bytes, PAGES * 4096).await;
+    let bytes = bytes.unwrap();
+    assert!(
+        bytes.iter().all(|byte| *byte == bytes[0]),
+        "pages of two changes"
+    );
+    bytes[0]
+}
+
 #[test]
-fn the_log_goes_on_at_its_beginning_under_a_new_identity() {
+fn changes_through_the_log_are_made_whole_or_not_at_all() {
     lane::block_on(async {
-        let file: Arc<dyn Storage> = Arc::new(MemStorage::with_bytes(new_image().await));
+        let recorded = Recorded::new(new_image().await);
+        let file: Arc<dyn Storage> = recorded.clone();
         let mut image = Image::read(file.clone(), false).await.unwrap();
+        let place = image.regions.bat.offset_bytes;
         image.writer.begin().await.unwrap();
-        let mut logs = Vec::new();
-        // An entry of 84 pages takes 85 of the 256 sectors.
-        for round in 0u8..10 {
-            let place = image.regions.bat.offset_bytes;
-            let pages = (0..84).map(|page| (place + page * 4096, vec![round; 4096]));
+        let (mut logs, mut moments) = (Vec::new(), Vec::new());
+        for round in 1u8..8 {
+            let pages = (0..PAGES as u64).map(|page| (place + page * 4096, vec![round; 4096]));
             image.writer.write(pages.collect(), 0).await.unwrap();
-            let header: &Header = image.writer.header();
-            logs.push(header.log);
+            file.flush().await.unwrap();
+            moments.push(recorded.moment());
+            logs.push(image.writer.header().log);
         }
+        image.writer.end().await.unwrap();
+        // It goes on at its beginning under a new identity.
         assert_eq!(logs[0], logs[2]);
         assert_ne!(logs[2], logs[3]);
         assert_eq!(logs[3], logs[5]);
-        let read = crate::transfer::read(&*file, image.regions.bat.offset_bytes, 84 * 4096);
-        assert!(read.await.unwrap().iter().all(|byte| *byte == 9));
-        // What is replayed is the last entry, whole.
-        overwrite(&*file, image.regions.bat.offset_bytes).await;
-        let image = Image::read(file.clone(), false).await.unwrap();
-        assert!(image.was_replayed);
-        let read = crate::transfer::read(&*file, image.regions.bat.offset_bytes, 84 * 4096);
-        assert!(read.await.unwrap().iter().all(|byte| *byte == 9));
+
+        let random = &mut fastrand::Rng::with_seed(5);
+        for moment in (0..=recorded.moment()).step_by(5) {
+            let done = moments.iter().filter(|at| **at <= moment).count() as u8;
+            for _ in 0..2 {
+                let bytes = recorded.cut(moment, random);
+                let file: Arc<dyn Storage> = Arc::new(MemStorage::with_bytes(bytes.clone()));
+                let header = read_header(&bytes);
+                let log = &bytes[header.log_offset_bytes as usize..][..1 << 20];
+                // The specification takes an image that has a log without entries for damaged.
+                let is_sound = header.log.is_nil() || Log::new(log, header.log).active().is_some();
+                assert!(is_sound, "cut at {moment}");
+                Image::read(file.clone(), false).await.unwrap();
+                let fill = fill_of(&*file, place).await;
+                assert!(
+                    fill == done || fill == done + 1,
+                    "cut at {moment}: {fill} of {done}"
+                );
+            }
+        }
     });
 }
 
-async fn overwrite(file: &dyn Storage, at_bytes: u64) {
-    crate::transfer::write(file, at_bytes, &[0; 84 * 4096])
-        .await
-        .unwrap();
+fn read_header(bytes: &[u8]) -> Header {
+    let [first, second] = header::OFFSETS_BYTES.map(|at| Header::decode(&bytes[at as usize..]));
+    header::newer(first, second).unwrap().1
+}
+
+#[test]
+fn any_bytes_give_an_image_or_an_error() {
+    for seed in 0..60 {
+        lane::block_on(async {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut bytes = new_image().await;
+            let metadata = [1 << 20, 2 << 20, 3 << 20, 3 << 20, (3 << 20) + (64 << 10)];
+            for _ in 0..random.usize(1..8) {
+                let at = metadata[random.usize(0..metadata.len())] + random.usize(0..200);
+                bytes[at] = random.u8(..);
+            }
+            for (at, len) in [
+                (64 << 10, 4096),
+                (128 << 10, 4096),
+                (192 << 10, 65536),
+                (256 << 10, 65536),
+            ] {
+                if random.u8(0..4) == 0 {
+                    bytes[at + random.usize(8..90)] = random.u8(..);
+                    le::put_checksum(&mut bytes[at..at + len]);
+                }
+            }
+            let file: Arc<dyn Storage> = Arc::new(MemStorage::with_bytes(bytes));
+            let _ = check(&file, Fix::default()).await;
+            let Ok(device) = open(file, None, OpenOptions::default()).await else {
+                return;
+            };
+            let end = device.size_bytes();
+            for at in [0, end / 2, end.saturating_sub(600)] {
+                let len = 600.min(end - at) as usize;
+                let _ = device.read(at, Buffer::for_read(len)).await;
+            }
+        });
+    }
 }

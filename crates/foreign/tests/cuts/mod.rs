@@ -37,7 +37,7 @@ impl Recorded {
         self.events.lock().len()
     }
 
-    /// What the disk may hold after a cut at a moment: everything up to the last barrier, and any part of
+    /// What the disk may hold after a cut at a moment: everything up to the last barrier, and any sectors of
     /// what came after it.
     pub fn cut(&self, moment: usize, random: &mut fastrand::Rng) -> Vec<u8> {
         let events = &self.events.lock()[..moment];
@@ -54,7 +54,13 @@ impl Recorded {
                     let at = *at as usize;
                     end = end.max(at + content.len());
                     bytes.resize(end, 0);
-                    bytes[at..at + content.len()].copy_from_slice(content);
+                    let is_torn = index > durable && random.bool();
+                    for (index, sector) in content.chunks(512).enumerate() {
+                        if !is_torn || random.bool() {
+                            let at = at + index * 512;
+                            bytes[at..at + sector.len()].copy_from_slice(sector);
+                        }
+                    }
                 }
                 Event::Zero(at, len) => {
                     let (from, to) = (*at as usize, (at + len) as usize);
