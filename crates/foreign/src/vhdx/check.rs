@@ -7,6 +7,7 @@ use vellum::{Result, Storage};
 use super::bat::{BITMAP_BLOCK_BYTES, Entry, Shape, State};
 use super::image::Image;
 use super::region::overlap_message;
+use super::replay::OnLog;
 use crate::facts::{CheckReport, Fix};
 
 /// Looks at all entries. A log that waits is replayed where `fix` says so, and counts as a damage
@@ -16,10 +17,11 @@ use crate::facts::{CheckReport, Fix};
 /// As [`super::open`], but for the entries.
 pub async fn check(file: &Arc<dyn Storage>, fix: Fix) -> Result<CheckReport> {
     let target = |error: vellum::Error| error.target(file.name());
-    let is_fixing = fix.leaks || fix.corruptions;
-    let image = Image::read(file.clone(), !is_fixing)
-        .await
-        .map_err(target)?;
+    let on_log = match fix == Fix::default() {
+        true => OnLog::Refuse,
+        false => OnLog::Replay,
+    };
+    let image = Image::read(file.clone(), on_log).await.map_err(target)?;
     let (shape, entries) = image.read_table().await.map_err(target)?;
     let mut report = CheckReport::default();
     if image.was_replayed {

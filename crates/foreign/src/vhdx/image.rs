@@ -10,7 +10,7 @@ use super::invalid;
 use super::metadata::{Item, Items, Parameters, TABLE_BYTES};
 use super::parent::ParentLocator;
 use super::region::{self, Region, Regions};
-use super::replay::replay;
+use super::replay::{OnLog, replay};
 use super::writer::Writer;
 use crate::transfer;
 
@@ -33,7 +33,7 @@ pub(super) struct Image {
 
 impl Image {
     /// Reads headers, log, regions and metadata.
-    pub(super) async fn read(file: Arc<dyn Storage>, read_only: bool) -> Result<Image> {
+    pub(super) async fn read(file: Arc<dyn Storage>, on_log: OnLog) -> Result<Image> {
         if !transfer::read(&*file, 0, 8)
             .await?
             .starts_with(header::SIGNATURE)
@@ -49,7 +49,7 @@ impl Image {
         let (slot, header) =
             header::newer(first, second).ok_or_else(|| invalid("No valid VHDX header found"))?;
         let mut writer = Writer::new(file.clone(), slot, header);
-        let was_replayed = replay(&file, &mut writer, read_only).await?;
+        let was_replayed = replay(&file, &mut writer, on_log).await?;
         let regions = read_regions(&*file, writer.header()).await?;
         let (parameters, parent) = read_metadata(&*file, regions.metadata).await?;
         Ok(Image {

@@ -14,6 +14,7 @@ use super::image::{Image, PAGE_BYTES};
 use super::invalid;
 use super::metadata::Parameters;
 use super::parent::ParentLocator;
+use super::replay::OnLog;
 use super::writer::{Pages, Writer};
 use crate::device::MappedDevice;
 use crate::facts::Facts;
@@ -29,6 +30,22 @@ vellum_io::with_setters! {
     pub struct OpenOptions {
         /// Nothing is written, and a log that waits keeps the image from being opened.
         pub read_only: bool,
+        /// To be checked: entries may lead anywhere, and a log that waits is left to [`super::check`], unless
+        /// nothing may be written to the file. The device is read-only.
+        pub for_check: bool,
+    }
+}
+
+impl OpenOptions {
+    fn on_log(&self, file: &dyn Storage) -> OnLog {
+        match (
+            self.read_only || file.capabilities().read_only,
+            self.for_check,
+        ) {
+            (true, _) => OnLog::Refuse,
+            (false, true) => OnLog::Ignore,
+            (false, false) => OnLog::Replay,
+        }
     }
 }
 
@@ -70,7 +87,8 @@ pub struct VhdxChanges {
 /// As [`open`].
 pub async fn parent(file: Arc<dyn Storage>, options: OpenOptions) -> Result<Option<ParentLocator>> {
     let name = file.name().to_owned();
-    let image = Image::read(file, options.read_only).await;
+    let on_log = options.on_log(&*file);
+    let image = Image::read(file, on_log).await;
     image
         .map(|image| image.parent)
         .map_err(|error| error.target(name))
@@ -89,8 +107,8 @@ pub async fn open(
     options: OpenOptions,
 ) -> Result<Arc<MappedDevice<VhdxLayout>>> {
     let name = file.name().to_owned();
-    let read_only = options.read_only || file.capabilities().read_only;
-    let layout = read_layout(file, backing.as_deref(), read_only).await;
+    let read_only = options.read_only || options.for_check || file.capabilities().read_only;
+    let layout = read_layout(file, backing.as_deref(), options).await;
     let layout = layout.map_err(|error| error.target(name))?;
     let backing = backing.filter(|_| layout.parent.is_some());
     Ok(MappedDevice::new(layout, backing, read_only))
@@ -99,19 +117,22 @@ pub async fn open(
 async fn read_layout(
     file: Arc<dyn Storage>,
     backing: Option<&dyn BlockDevice>,
-    read_only: bool,
+    options: OpenOptions,
 ) -> Result<VhdxLayout> {
-    let image = Image::read(file.clone(), read_only).await?;
+    let on_log = options.on_log(&*file);
+    let image = Image::read(file.clone(), on_log).await?;
     if let Some(parent) = &image.parent {
         check_parent(parent, backing).await?;
     }
     let (shape, entries) = image.read_table().await?;
     let file_bytes = file.len_bytes()?;
     let mut problem = None;
-    check_entries(&image, &shape, &entries, file_bytes, |message| {
-        problem = Some(message);
-        false
-    });
+    if !options.for_check {
+        check_entries(&image, &shape, &entries, file_bytes, |message| {
+            problem = Some(message);
+            false
+        });
+    }
     if let Some(problem) = problem {
         return Err(invalid(problem));
     }

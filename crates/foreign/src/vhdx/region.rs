@@ -28,14 +28,26 @@ pub(super) struct Regions {
 
 /// The space in the file that is no payload's, sorted; its pieces do not overlap.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Taken(Vec<(u64, u64)>);
+pub(super) struct Taken(Vec<Piece>);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Piece {
+    start: u64,
+    end: u64,
+    /// As the how manieth it was found.
+    number: usize,
+}
 
 impl Taken {
-    /// What overlaps a range, if anything does, as start and end.
+    /// What overlaps a range, if anything does, as start and end: of several the last one that was found,
+    /// as QEMU has it.
     pub(super) fn overlap(&self, offset_bytes: u64, len_bytes: u64) -> Option<(u64, u64)> {
         let end = offset_bytes.saturating_add(len_bytes);
-        let next = self.0.partition_point(|piece| piece.1 <= offset_bytes);
-        self.0.get(next).copied().filter(|piece| piece.0 < end)
+        let first = self.0.partition_point(|piece| piece.end <= offset_bytes);
+        let pieces = self.0.iter().skip(first);
+        let pieces = pieces.take_while(|piece| piece.start < end);
+        let last = pieces.max_by_key(|piece| piece.number)?;
+        Some((last.start, last.end))
     }
 
     fn add(&mut self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
@@ -54,15 +66,20 @@ impl Taken {
                 other_end,
             )));
         }
-        let at = self.0.partition_point(|piece| piece.0 < offset_bytes);
-        self.0.insert(at, (offset_bytes, end));
+        let at = self.0.partition_point(|piece| piece.start < offset_bytes);
+        let piece = Piece {
+            start: offset_bytes,
+            end,
+            number: self.0.len(),
+        };
+        self.0.insert(at, piece);
         Ok(())
     }
 }
 
 /// QEMU's words for two things in one place.
 pub(super) fn overlap_message(start: u64, end: u64, other: u64, other_end: u64) -> String {
-    format!("VHDX region {start}-{end} overlaps with region {other}-{other_end}.")
+    format!("VHDX region {start}-{end} overlaps with region {other}-{other_end}")
 }
 
 impl Regions {
@@ -160,6 +177,8 @@ mod tests {
         assert_eq!(regions.taken.overlap(0, MIB), None);
         assert_eq!(regions.taken.overlap(0, MIB + 1), Some((MIB, 2 * MIB)));
         assert_eq!(regions.taken.overlap(4 * MIB, u64::MAX), None);
+        let all = regions.taken.overlap(0, u64::MAX);
+        assert_eq!(all, Some((3 * MIB, 4 * MIB)));
         assert_eq!(
             regions.taken.overlap(4 * MIB - 1, 1),
             Some((3 * MIB, 4 * MIB))
@@ -172,7 +191,7 @@ mod tests {
         let error = Regions::decode(&bytes, region(1)).unwrap_err();
         assert_eq!(
             error.message(),
-            "VHDX region 1048576-2097152 overlaps with region 1048576-2097152."
+            "VHDX region 1048576-2097152 overlaps with region 1048576-2097152"
         );
     }
 

@@ -15,14 +15,24 @@ const MIB: u64 = 1 << 20;
 /// A log that has to be read is read into memory; Hyper-V and QEMU make logs of 1 MiB.
 const MAX_LOG_BYTES: u32 = 64 << 20;
 
-/// Replays the log, if there is something in it; `true` if that was so.
+/// What is done where there is something in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OnLog {
+    Replay,
+    /// Nothing may be written.
+    Refuse,
+    /// For those who are going to look at the image again, after a replay.
+    Ignore,
+}
+
+/// Replays the log, if there is something in it; `true` if that was done.
 ///
 /// # Errors
 /// [`ErrorKind::PermissionDenied`], in QEMU's words, where it would have to be and nothing may be written.
 pub(super) async fn replay(
     file: &Arc<dyn Storage>,
     writer: &mut Writer,
-    read_only: bool,
+    on_log: OnLog,
 ) -> Result<bool> {
     let header = writer.header().clone();
     check_log(&header)?;
@@ -40,8 +50,10 @@ pub(super) async fn replay(
     let Some(sequence) = log.active() else {
         return Ok(false);
     };
-    if read_only {
-        return Err(needs_replay(file.name()));
+    match on_log {
+        OnLog::Replay => {}
+        OnLog::Refuse => return Err(needs_replay(file.name())),
+        OnLog::Ignore => return Ok(false),
     }
     for entry in sequence.into_iter().filter_map(|at| log.entry(at)) {
         apply(file, entry).await?;

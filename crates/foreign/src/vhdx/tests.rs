@@ -15,6 +15,7 @@ use super::header::{self, Header};
 use super::image::Image;
 use super::log::Log;
 use super::parent::tests::encode;
+use super::replay::OnLog;
 use super::{CreateOptions, OpenOptions, check, create, le, open, parent};
 use crate::facts::{Facts, Fix};
 
@@ -64,7 +65,7 @@ async fn new_image() -> Vec<u8> {
 async fn differencing(linkage: Guid, below: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let mut bytes = new_image().await;
     let file: Arc<dyn Storage> = Arc::new(MemStorage::with_bytes(bytes.clone()));
-    let image = Image::read(file, true).await.unwrap();
+    let image = Image::read(file, OnLog::Refuse).await.unwrap();
     let metadata = image.regions.metadata.offset_bytes as usize;
     let linkage = format!("{{{linkage}}}");
     let locator = encode(&[
@@ -257,7 +258,7 @@ fn changes_through_the_log_are_made_whole_or_not_at_all() {
     lane::block_on(async {
         let recorded = Recorded::new(new_image().await);
         let file: Arc<dyn Storage> = recorded.clone();
-        let mut image = Image::read(file.clone(), false).await.unwrap();
+        let mut image = Image::read(file.clone(), OnLog::Replay).await.unwrap();
         let place = image.regions.bat.offset_bytes;
         image.writer.begin().await.unwrap();
         let (mut logs, mut moments) = (Vec::new(), Vec::new());
@@ -285,7 +286,7 @@ fn changes_through_the_log_are_made_whole_or_not_at_all() {
                 // The specification takes an image that has a log without entries for damaged.
                 let is_sound = header.log.is_nil() || Log::new(log, header.log).active().is_some();
                 assert!(is_sound, "cut at {moment}");
-                Image::read(file.clone(), false).await.unwrap();
+                Image::read(file.clone(), OnLog::Replay).await.unwrap();
                 let fill = fill_of(&*file, place).await;
                 assert!(
                     fill == done || fill == done + 1,

@@ -7,11 +7,9 @@ use vellum::{Error, ErrorKind, Result, Storage};
 use super::footer::{Footer, Kind, LEN_BYTES, MAX_SECTORS};
 use super::geometry::Geometry;
 use super::header::{BLOCK_BYTES, Header, TABLE_BYTES};
+use super::image::FILE_TOO_BIG;
 use crate::random_id::random_id;
 use crate::transfer;
-
-/// `EFBIG`, for which `qemu-img` has words of its own.
-const FILE_TOO_BIG: i32 = 27;
 
 /// Which kind of image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

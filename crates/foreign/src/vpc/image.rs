@@ -11,6 +11,9 @@ use super::parent::Parent;
 use crate::entries::{Endian, Entries};
 use crate::transfer;
 
+/// `EFBIG`.
+pub(super) const FILE_TOO_BIG: i32 = 27;
+
 /// An image without its table.
 #[derive(Debug)]
 pub(super) struct Image {
@@ -33,8 +36,9 @@ impl Image {
         }
         let sectors = footer.sectors(calculation);
         if sectors > MAX_SECTORS {
-            let message = "the VHD image has a disk of more than 2040 GiB";
-            return Err(Error::new(ErrorKind::Unsupported, "open", message));
+            let message = "File too large";
+            let error = Error::new(ErrorKind::Unsupported, "open", message);
+            return Err(error.with_errno(FILE_TOO_BIG));
         }
         let header = match is_fixed {
             true => None,
