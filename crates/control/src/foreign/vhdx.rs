@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use vellum::{BlockDevice, Result};
-use vellum_foreign::BackingName;
 use vellum_foreign::vhdx::{self, CreateOptions, OpenOptions, Subformat};
 
 use super::{Creation, ForeignFormat, New, Opening, QmpKind, not_accepted};
@@ -88,13 +87,12 @@ async fn fill(new: New<'_>) -> Result<()> {
 }
 
 async fn open(mut opening: Opening) -> Result<Arc<dyn BlockDevice>> {
-    let options = OpenOptions::default().read_only(opening.read_only());
+    let options = OpenOptions::default()
+        .read_only(opening.read_only())
+        .for_check(opening.around.flags.for_check);
     let parent = vhdx::parent(opening.file.clone(), options).await?;
-    let named = parent.and_then(|parent| {
-        let name = parent.paths().next()?.replace('\\', "/");
-        let format = Some("vhdx".to_owned());
-        Some(BackingName { name, format })
-    });
-    let backing = opening.backing(named).await?;
+    let backing = opening
+        .backing(parent.and_then(|parent| parent.backing_name()))
+        .await?;
     Ok(vhdx::open(opening.file.clone(), backing, options).await?)
 }
