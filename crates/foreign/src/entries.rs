@@ -20,7 +20,6 @@ const WRITES_AT_ONCE: usize = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Endian {
     Little,
-    #[allow(dead_code, reason = "the formats that have it are coming")]
     Big,
 }
 

@@ -292,3 +292,42 @@ fn a_log_that_waits_is_replayed_as_qemu_does_it() {
         panic!("{replayed} logs were replayed");
     });
 }
+
+#[test]
+fn a_check_finds_what_qemus_finds() {
+    let place = Place::default();
+    let image = place.text("a.vhdx");
+    run(async {
+        let good = memory_image(6 * MIB).await;
+        // The table begins at 2 MiB, the metadata behind it; blocks are of a MiB.
+        for entry in [
+            1000 << 20 | 6,
+            3 << 20 | 6,
+            1 << 20 | 6,
+            8 << 20 | 6,
+            (1 << 63) | 6,
+        ] {
+            let mut bytes = good.clone();
+            bytes[2 << 20..(2 << 20) + 8].copy_from_slice(&u64::to_le_bytes(entry));
+            std::fs::write(&image, &bytes).unwrap();
+            let checked = Command::new("qemu-img")
+                .args(["check", "-f", "vhdx", &image])
+                .output();
+            let theirs = checked.unwrap();
+            let theirs = String::from_utf8_lossy(&theirs.stderr).into_owned();
+            let theirs: Vec<&str> = theirs
+                .lines()
+                .filter_map(|line| line.strip_prefix("qemu-img: "))
+                .collect();
+            let file = open_file(&place.path("a.vhdx"));
+            let found = check(&file, Fix::default()).await.unwrap();
+            assert_eq!(found.messages, theirs, "{entry:#x}");
+            assert_eq!(found.corruptions as usize, theirs.len());
+            let options = OpenOptions::default();
+            let error = open(file.clone(), None, options).await.unwrap_err();
+            assert_eq!(error.message(), theirs[0]);
+            let device = open(file, None, options.for_check(true)).await.unwrap();
+            assert!(device.info().read_only);
+        }
+    });
+}
