@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use async_lock::Mutex;
 use vellum::{Error, ErrorKind, Result};
 use vellum_io::finish_all;
+use vellum_storage::Event;
 
 use super::Core;
 use crate::layout::Layout;
@@ -36,7 +37,9 @@ impl<L: Layout> Core<L> {
         }
         let _first = self.commits.first.lock().await;
         if !self.commits.changing.load(Ordering::Acquire) {
-            self.layout.begin_changes().await?;
+            let begun = self.layout.begin_changes().await;
+            // Rule 11: it may have been a barrier that failed.
+            begun.inspect_err(|error| self.fail_stop(error))?;
             self.commits.changing.store(true, Ordering::Release);
         }
         Ok(())
@@ -84,6 +87,7 @@ impl<L: Layout> Core<L> {
     }
 
     async fn barrier(&self) -> Result<()> {
+        self.tell(Event::FlushToDisk).await;
         let flushes = self.layout.files().iter().map(|file| file.flush());
         finish_all(FILES_AT_ONCE, flushes).await.map(drop)
     }
@@ -95,8 +99,11 @@ impl<L: Layout> Core<L> {
         }
         if self.commits.changing.load(Ordering::Acquire) {
             self.commit().await?;
-            self.layout.end_changes().await?;
-            self.barrier().await?;
+            let ended = match self.layout.end_changes().await {
+                Ok(()) => self.barrier().await,
+                failed => failed,
+            };
+            ended.inspect_err(|error| self.fail_stop(error))?;
             self.commits.changing.store(false, Ordering::Release);
         }
         self.closed.store(true, Ordering::Release);
@@ -117,6 +124,11 @@ impl<L: Layout> Core<L> {
         }
         self.begin_changes().await?;
         self.commit().await?;
-        self.layout.resize(size_bytes).await
+        let resized = self.layout.resize(size_bytes).await;
+        resized.inspect_err(|error| match error.kind() {
+            // Nothing was begun.
+            ErrorKind::Unsupported | ErrorKind::InvalidArgument => {}
+            _ => self.fail_stop(error),
+        })
     }
 }

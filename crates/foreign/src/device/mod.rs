@@ -31,6 +31,7 @@ use vellum::{
 };
 use vellum_io::changes::Changes;
 use vellum_io::range_lock::RangeLock;
+use vellum_storage::{Event, EventListener};
 
 use crate::facts::Facts;
 use crate::layout::Layout;
@@ -46,6 +47,8 @@ struct Core<L: Layout> {
     layout: L,
     name: Arc<str>,
     facts: Facts,
+    /// Who wants to be told of events of the image's file.
+    listener: Option<Arc<dyn EventListener>>,
     backing: Option<Arc<dyn BlockDevice>>,
     read_only: bool,
     /// In bytes of the guest.
@@ -66,6 +69,7 @@ impl<L: Layout> MappedDevice<L> {
         Arc::new(MappedDevice(Arc::new(Core {
             name: file.map_or("", |file| file.name()).into(),
             facts: layout.facts(),
+            listener: file.and_then(|file| file.event_listener()),
             layout,
             backing,
             read_only,
@@ -163,6 +167,13 @@ impl<L: Layout> Core<L> {
     /// Rule 11: nothing is changed any more.
     fn fail_stop(&self, error: &Error) {
         self.failure.lock().get_or_insert_with(|| error.clone());
+    }
+
+    /// Tells whoever watches the file.
+    async fn tell(&self, event: Event) {
+        if let Some(listener) = &self.listener {
+            listener.emit(event).await;
+        }
     }
 
     /// The block around an offset, as the device has it.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use vellum::{Buffer, Buffers, Result};
 use vellum_io::finish_all;
-use vellum_storage::{WriteFlags, ZeroFlags};
+use vellum_storage::{Event, WriteFlags, ZeroFlags};
 
 use super::Core;
 use crate::layout::{Layout, NewBlock};
@@ -113,6 +113,7 @@ impl<L: Layout> Core<L> {
     /// Gives back which of the buffers are the guest's.
     async fn write_host(&self, write: HostWrite) -> Result<Vec<Buffer>> {
         let (buffers, owners): (Buffers, Vec<Owner>) = write.buffers.into_iter().unzip();
+        self.tell(Event::WriteAio).await;
         let file = self.file(write.file)?;
         let written = file.write(write.offset_bytes, buffers, WriteFlags::default());
         let written = written.await?.into_iter().zip(owners);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use vellum::{Buffer, Buffers, Io, Result};
 use vellum_io::finish_all;
+use vellum_storage::Event;
 
 use super::Core;
 use crate::layout::{Layout, Place, Run};
@@ -49,7 +50,8 @@ pub(super) fn read<L: Layout>(
     if len_bytes == 0 {
         return Io::ready(Ok(buffer));
     }
-    if let Ok(Some(run)) = core.layout.lookup(offset_bytes, len_bytes)
+    if core.listener.is_none()
+        && let Ok(Some(run)) = core.layout.lookup(offset_bytes, len_bytes)
         && run.len_bytes == len_bytes
         && let Place::Data { file, offset_bytes } = run.place
         && let Some(file) = core.layout.files().get(file)
@@ -109,6 +111,7 @@ impl<L: Layout> Core<L> {
                 file,
                 offset_bytes: host,
             } => {
+                self.tell(Event::ReadAio).await;
                 let file = self.file(file)?;
                 file.read(host, Buffers::from_buf([buffer]))
                     .into_single()
@@ -152,6 +155,7 @@ impl<L: Layout> Core<L> {
         if inside.is_empty() {
             return Ok(buffer);
         }
+        self.tell(Event::ReadBackingAio).await;
         let inside = backing.read(offset_bytes, inside).await?;
         Ok(Buffer::join_all([inside, buffer]))
     }

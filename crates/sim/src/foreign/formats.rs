@@ -27,7 +27,7 @@ const PARALLELS: ForeignFormat = ForeignFormat {
     name: "parallels",
     block_bits: &[12, 16, 20],
     has_backing: false,
-    on_devices: true,
+    on_devices: false,
     create: |file, image| {
         let options = parallels::CreateOptions::default()
             .size_bytes(image.size_bytes)
@@ -41,14 +41,15 @@ const PARALLELS: ForeignFormat = ForeignFormat {
         })
     },
     check: |file| Box::pin(async move { parallels::check(&file).await }),
-    harmless: &[],
+    // That is what the mark is for.
+    harmless: &["image was not closed correctly"],
 };
 
 const QCOW: ForeignFormat = ForeignFormat {
     name: "qcow",
     block_bits: &[9, 12],
     has_backing: true,
-    on_devices: true,
+    on_devices: false,
     create: |file, image| {
         let options = qcow::CreateOptions::default()
             .size_bytes(image.size_bytes)
