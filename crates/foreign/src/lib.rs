@@ -16,6 +16,7 @@ mod bytes;
 pub mod cloop;
 mod clusters;
 mod device;
+pub mod dmg;
 mod entries;
 mod facts;
 mod fields;
