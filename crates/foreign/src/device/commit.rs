@@ -40,9 +40,21 @@ impl<L: Layout> Core<L> {
             let begun = self.layout.begin_changes().await;
             // Rule 11: it may have been a barrier that failed.
             begun.inspect_err(|error| self.fail_stop(error))?;
+            begun.inspect_err(|error| self.note_failed_begin(error))?;
             self.commits.changing.store(true, Ordering::Release);
         }
         Ok(())
+    }
+
+    /// What a barrier that failed has lost nobody knows, so no later one may say that all is well.
+    fn note_failed_begin(&self, error: &Error) {
+        let is_refusal = matches!(
+            error.kind(),
+            ErrorKind::Unsupported | ErrorKind::ReadOnly | ErrorKind::InvalidArgument
+        );
+        if !is_refusal {
+            self.fail_stop(error);
+        }
     }
 
     /// Makes all that is complete durable, tables too.
