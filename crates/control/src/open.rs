@@ -460,6 +460,8 @@ async fn probe_file(file: &dyn Storage) -> Result<Format> {
     match probe(&Buffer::join_all(start)) {
         Probed::Qcow2 => Ok(Format::Qcow2),
         Probed::Luks => Ok(Format::Luks),
+        // Nothing at its beginning tells such an image.
+        Probed::Raw if file.name().ends_with(".dmg") => Format::named("dmg"),
         Probed::Raw => Ok(Format::Raw { probed: true }),
         Probed::Foreign(name) => Format::named(name).map_err(|_| {
             Error::new(

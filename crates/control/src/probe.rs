@@ -13,15 +13,14 @@ pub enum Probed {
     Raw,
 }
 
-/// Drivers that QEMU has beside those of [`FOREIGN`]: all may be named as the format of
-/// a backing file.
+/// Drivers that QEMU has beside those of [`FOREIGN`]: all may be named as the format of a backing
+/// file.
 const DRIVERS: &[&str] = &[
     "raw",
     "qcow2",
     "blkdebug",
     "blklogwrites",
     "blkverify",
-    "cloop",
     "compress",
     "copy-before-write",
     "copy-on-read",
@@ -71,6 +70,11 @@ const FOREIGN: &[(&str, usize, &[u8])] = &[
     ("vpc", 0, b"conectix"),
     ("parallels", 0, b"WithoutFreeSpace"),
     ("parallels", 0, b"WithouFreSpacExt"),
+    (
+        "cloop",
+        0,
+        b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop file=$0 && mount -r -t iso9660 /dev/cloop $1\n",
+    ),
     ("bochs", 0, b"Bochs Virtual HD Image\0"),
 ];
 

@@ -113,6 +113,7 @@ static DRIVERS: &[Driver] = &[
     protocol("copy-on-read", |o, c, a| {
         Box::pin(copy_on_read::open(o, c, a))
     }),
+    format("dmg", |o, c, a| Box::pin(foreign("dmg", o, c, a))),
     protocol("file", |o, c, a| Box::pin(file::open("file", o, c, a))),
     protocol("gs", |o, c, a| Box::pin(object::open("gs", o, c, a))),
     protocol("host_cdrom", |o, c, a| {

@@ -7,6 +7,7 @@
 
 mod bochs;
 mod cloop;
+mod dmg;
 mod opening;
 mod parallels;
 mod qcow;
@@ -130,6 +131,7 @@ impl Eq for ForeignFormat {}
 static FORMATS: &[ForeignFormat] = &[
     bochs::FORMAT,
     cloop::FORMAT,
+    dmg::FORMAT,
     parallels::FORMAT,
     qcow::FORMAT,
     qed::FORMAT,

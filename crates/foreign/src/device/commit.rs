@@ -38,15 +38,14 @@ impl<L: Layout> Core<L> {
         let _first = self.commits.first.lock().await;
         if !self.commits.changing.load(Ordering::Acquire) {
             let begun = self.layout.begin_changes().await;
-            // Rule 11: it may have been a barrier that failed.
-            begun.inspect_err(|error| self.fail_stop(error))?;
             begun.inspect_err(|error| self.note_failed_begin(error))?;
             self.commits.changing.store(true, Ordering::Release);
         }
         Ok(())
     }
 
-    /// What a barrier that failed has lost nobody knows, so no later one may say that all is well.
+    /// Rule 11: what a barrier that failed has lost nobody knows, so no later one may say that all is
+    /// well.
     fn note_failed_begin(&self, error: &Error) {
         let is_refusal = matches!(
             error.kind(),

@@ -41,9 +41,6 @@ const HASHES: [&str; 8] = [
     "ripemd160",
     "sm3",
 ];
-/// Formats that images may have below them, and that are not drivers here.
-const OTHER_FORMATS: [&str; 1] = ["dmg"];
-
 pub(super) async fn begin(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
     let id = arguments.need_text("job-id")?;
     let mut options = arguments.need_object("options")?;
@@ -58,7 +55,7 @@ pub(super) async fn begin(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outco
         "luks" => take_luks(options)?,
         driver @ ("rbd" | "ssh") => take_elsewhere(driver, options)?,
         driver if creation.is_some() => take_foreign(driver, creation, options)?,
-        other if driver_names().contains(&other) || OTHER_FORMATS.contains(&other) => {
+        other if driver_names().contains(&other) => {
             options.finish()?;
             return Err(Failure::new("Driver does not support blockdev-create"));
         }
@@ -197,9 +194,7 @@ fn take_qcow2(options: Arguments) -> Result<(Made, CreateSettings), Failure> {
     taker.need_size()?;
     taker.choice("version", "compat", &["v2", "v3"])?;
     taker.text("backing-file", "backing_file")?;
-    let mut formats = driver_names();
-    formats.extend(OTHER_FORMATS);
-    taker.choice("backing-fmt", "backing_fmt", &formats)?;
+    taker.choice("backing-fmt", "backing_fmt", &driver_names())?;
     taker.size("cluster-size", "cluster_size")?;
     taker.preallocation()?;
     taker.switch("lazy-refcounts", "lazy_refcounts")?;
