@@ -21,6 +21,9 @@ use crate::paged::{PagedTables, Patches, Table, Width};
 /// Tables are kept in memory up to this size.
 const BUDGET_BYTES: u64 = 16 << 20;
 
+/// A run has at most so many clusters: a write asks again for each cluster that it makes.
+const MOST_CLUSTERS: u64 = 512;
+
 /// How the tables of a format are made.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
@@ -123,7 +126,7 @@ impl TwoLevel {
             }
             first.get_or_insert(here);
             run_bytes += cluster_bytes;
-            run_bytes - in_cluster < len_bytes
+            run_bytes - in_cluster < len_bytes && run_bytes / cluster_bytes < MOST_CLUSTERS
         });
         if let Some(error) = failed {
             return Err(error.at(offset_bytes));

@@ -31,7 +31,7 @@ fn what_is_written_here_is_read_there() {
             for _ in 0..3 {
                 let device = parallels::open(file.clone(), false).await.unwrap();
                 model.compare(&*device).await;
-                model.exercise(&*device, 40).await;
+                model.exercise(&*device, 25).await;
                 // A discard of whole clusters leaves zeroes.
                 let (from, to) = (2 * cluster_bytes, 4 * cluster_bytes);
                 device.discard(from, to - from).await.unwrap();

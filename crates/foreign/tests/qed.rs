@@ -32,7 +32,7 @@ fn what_is_written_here_is_read_there() {
             for _ in 0..3 {
                 let device = qed::open(file.clone(), None, false).await.unwrap();
                 model.compare(&*device).await;
-                model.exercise(&*device, 40).await;
+                model.exercise(&*device, 25).await;
                 model.compare(&*device).await;
                 device.close().await.unwrap();
             }

@@ -1,0 +1,204 @@
+//! Power cuts while images of qcow, QED and Parallels are written to: at many moments, with any of what came
+//! after the last barrier lost or torn. What was flushed is there, and QEMU's check would find nothing but
+//! marks and lost space.
+
+mod common;
+mod cuts;
+
+use std::sync::Arc;
+
+use common::run;
+use cuts::{Recorded, assert_between};
+use vellum::storage::MemStorage;
+use vellum::{BlockDevice, Buffer, Raw, RawOptions, RequestFlags, Storage, ZeroRequest};
+use vellum_foreign::{CheckReport, Fix, parallels, qcow, qed};
+
+const SIZE_BYTES: u64 = 512 << 10;
+/// About so many moments of a history are looked at.
+const CUTS: usize = 60;
+const ALL: Fix = Fix {
+    leaks: true,
+    corruptions: true,
+};
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Format {
+    Qcow,
+    QcowOnBacking,
+    Qed,
+    QedOnBacking,
+    Parallels,
+}
+
+impl Format {
+    fn has_backing(self) -> bool {
+        matches!(self, Format::QcowOnBacking | Format::QedOnBacking)
+    }
+
+    async fn image(self) -> Vec<u8> {
+        let memory = Arc::new(MemStorage::new());
+        let file: Arc<dyn Storage> = memory.clone();
+        match self {
+            Format::Qcow | Format::QcowOnBacking => {
+                let backing = self.has_backing().then(|| "base".to_owned());
+                let options = qcow::CreateOptions::default().size_bytes(SIZE_BYTES);
+                qcow::create(&file, &options.backing_file(backing)).await
+            }
+            Format::Qed | Format::QedOnBacking => {
+                let options = qed::CreateOptions::default()
+                    .size_bytes(SIZE_BYTES)
+                    .cluster_size_bytes(4096)
+                    .table_size_clusters(2);
+                qed::create(&file, &options).await
+            }
+            Format::Parallels => {
+                let options = parallels::CreateOptions::default()
+                    .size_bytes(SIZE_BYTES)
+                    .cluster_size_bytes(8192);
+                parallels::create(&file, &options).await
+            }
+        }
+        .unwrap();
+        memory.snapshot()
+    }
+
+    async fn open(self, file: Arc<dyn Storage>) -> Arc<dyn BlockDevice> {
+        let backing = self.has_backing().then(|| {
+            let base = Arc::new(MemStorage::with_bytes(base()));
+            Raw::open(base, RawOptions::default()).unwrap() as Arc<dyn BlockDevice>
+        });
+        match self {
+            Format::Qcow | Format::QcowOnBacking => qcow::open(file, backing, false).await.unwrap(),
+            Format::Qed | Format::QedOnBacking => qed::open(file, backing, false).await.unwrap(),
+            Format::Parallels => parallels::open(file, false).await.unwrap(),
+        }
+    }
+
+    /// What a check finds, and a check after a repair.
+    async fn check(self, file: &Arc<dyn Storage>) -> Option<(CheckReport, CheckReport)> {
+        match self {
+            Format::Qcow | Format::QcowOnBacking => None,
+            Format::Qed | Format::QedOnBacking => {
+                let found = qed::check(file).await.unwrap();
+                qed::repair(file, ALL).await.unwrap();
+                Some((found, qed::check(file).await.unwrap()))
+            }
+            Format::Parallels => {
+                let found = parallels::check(file).await.unwrap();
+                parallels::repair(file, ALL).await.unwrap();
+                Some((found, parallels::check(file).await.unwrap()))
+            }
+        }
+    }
+}
+
+fn base() -> Vec<u8> {
+    let sectors = (0..SIZE_BYTES / 512).map(|sector| [sector as u8 | 1; 512]);
+    sectors.collect::<Vec<_>>().concat()
+}
+
+async fn read_all(device: &dyn BlockDevice) -> Vec<u8> {
+    let read = device.read(0, Buffer::for_read(SIZE_BYTES as usize)).await;
+    read.unwrap().to_vec()
+}
+
+/// Changes an image, with a flush now and then; at which moment which bytes were there for good.
+async fn change(
+    format: Format,
+    file: &Arc<Recorded>,
+    random: &mut fastrand::Rng,
+) -> Vec<(usize, Vec<u8>)> {
+    let device = format.open(file.clone()).await;
+    let mut bytes = match format.has_backing() {
+        true => base(),
+        false => vec![0; SIZE_BYTES as usize],
+    };
+    let mut states = vec![(file.moment(), bytes.clone())];
+    for round in 0..4 {
+        // Whatever is written in a round is written once, so that each sector has two states.
+        let mut places: Vec<usize> = (0..SIZE_BYTES as usize / 16384).collect();
+        random.shuffle(&mut places);
+        for place in places.into_iter().take(6) {
+            let len = 512 * random.usize(1..32);
+            let at = place * 16384 + 512 * random.usize(..=(16384 - len) / 512);
+            let range = at..at + len;
+            let (at, len) = (at as u64, len as u64);
+            match random.u8(..6) {
+                0 => {
+                    bytes[range].fill(0);
+                    let request = ZeroRequest::default().may_unmap(random.bool());
+                    device.write_zeroes(at, len, request).await.unwrap();
+                }
+                1 if !format.has_backing() => {
+                    let whole = place * 16384..(place + 1) * 16384;
+                    let discarded = device.discard(whole.start as u64, 16384);
+                    discarded.await.unwrap();
+                    bytes.clone_from(&read_all(&*device).await);
+                }
+                _ => {
+                    bytes[range.clone()].fill(round + 1);
+                    let buffer = Buffer::copy_of(&bytes[range]);
+                    let written = device.write(at, buffer, RequestFlags::default());
+                    written.await.unwrap();
+                }
+            }
+        }
+        device.flush().await.unwrap();
+        states.push((file.moment(), bytes.clone()));
+    }
+    device.close().await.unwrap();
+    states.push((file.moment(), bytes));
+    states
+}
+
+fn cut_at_all_moments(format: Format, seed: u64) {
+    run(async {
+        let random = &mut fastrand::Rng::with_seed(seed);
+        let file = Recorded::new(format.image().await);
+        let states = change(format, &file, random).await;
+        let step = (file.moment() / CUTS).max(1);
+        for moment in (states[0].0..=file.moment()).step_by(step) {
+            let at = states.iter().rposition(|(at, _)| *at <= moment).unwrap();
+            let (before, after) = (&states[at].1, &states[(at + 1).min(states.len() - 1)].1);
+            let image = file.cut(moment, random);
+            let what = format!("{format:?}, seed {seed}, cut at {moment}");
+            let image: Arc<dyn Storage> = Arc::new(MemStorage::with_bytes(image));
+            if let Some((found, mended)) = format.check(&image).await {
+                let marks = u64::from(found.messages.iter().any(|line| line.contains("closed")));
+                assert_eq!(found.corruptions, marks, "{what}: {:?}", found.messages);
+                assert_eq!(mended.corruptions, 0, "{what}");
+            }
+            let device = format.open(image.clone()).await;
+            assert_between(&read_all(&*device).await, before, after, &what);
+            // And it can be written to: nothing lies in two places.
+            let all = Buffer::copy_of(&[0xee; SIZE_BYTES as usize]);
+            let written = device.write(0, all, RequestFlags::default()).await;
+            written.unwrap();
+            device.close().await.unwrap();
+            let device = format.open(image).await;
+            assert!(
+                read_all(&*device).await == [0xee; SIZE_BYTES as usize],
+                "{what}"
+            );
+        }
+    });
+}
+
+#[test]
+fn qcow_loses_nothing_that_was_flushed() {
+    cut_at_all_moments(Format::Qcow, 1);
+    cut_at_all_moments(Format::QcowOnBacking, 2);
+}
+
+#[test]
+fn qed_loses_nothing_that_was_flushed() {
+    cut_at_all_moments(Format::Qed, 3);
+    cut_at_all_moments(Format::QedOnBacking, 4);
+}
+
+#[test]
+fn parallels_loses_nothing_that_was_flushed() {
+    for seed in 5..8 {
+        cut_at_all_moments(Format::Parallels, seed);
+    }
+}
