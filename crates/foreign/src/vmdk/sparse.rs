@@ -262,7 +262,10 @@ impl Sparse {
     ) -> Result<Option<Run>> {
         let (table, index) = self.indices(inside_bytes);
         if self.table_bytes(table, inside_bytes)? == 0 {
+            // No further than the request goes.
+            let most = usize::try_from(len_bytes / self.covered_bytes()).unwrap_or(usize::MAX);
             let without = self.directory.iter().skip(table as usize);
+            let without = without.take(most.saturating_add(2));
             let without = without.take_while(|&&sector| sector == 0).count() as u64;
             let reach = (u64::from(table) + without).saturating_mul(self.covered_bytes());
             return Ok(Some(Run {
