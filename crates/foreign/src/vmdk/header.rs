@@ -194,7 +194,11 @@ impl SparseHeader {
             return Err(invalid("L1 entry size is invalid"));
         }
         if file_bytes.div_ceil(SECTOR_BYTES) < self.overhead_sectors {
-            let expected = self.overhead_sectors.saturating_mul(SECTOR_BYTES);
+            // QEMU's number has a sign.
+            let expected = self
+                .overhead_sectors
+                .wrapping_mul(SECTOR_BYTES)
+                .cast_signed();
             let message = format!("File truncated, expecting at least {expected} bytes");
             return Err(invalid(message));
         }
@@ -202,8 +206,10 @@ impl SparseHeader {
             let message = "The image was damaged by a transfer as text";
             return Err(invalid(message));
         }
-        let redundant_sector = (self.flags & FLAG_REDUNDANT != 0 && self.redundant_sector != 0)
-            .then_some(self.redundant_sector);
+        // In bytes, and in 64 bits, as for QEMU: what is 0 then is not there.
+        let redundant_bytes = self.redundant_sector.wrapping_mul(SECTOR_BYTES);
+        let redundant_sector = (self.flags & FLAG_REDUNDANT != 0 && redundant_bytes != 0)
+            .then_some(redundant_bytes / SECTOR_BYTES);
         let geometry = TableGeometry {
             capacity_sectors: self.capacity_sectors,
             grain_sectors: self.grain_sectors,

@@ -199,7 +199,8 @@ impl Sparse {
     /// Where a table is, in bytes of the file; 0 if there is none.
     pub(super) fn table_bytes(&self, table: u32, inside_bytes: u64) -> Result<u64> {
         match self.directory.get(table as usize) {
-            None | Some(&BAD_TABLE) => Err(Self::corrupt(inside_bytes)),
+            None => Ok(0),
+            Some(&BAD_TABLE) => Err(Self::corrupt(inside_bytes)),
             Some(&sector) => Ok(u64::from(sector) * SECTOR_BYTES),
         }
     }
@@ -267,7 +268,10 @@ impl Sparse {
             let without = self.directory.iter().skip(table as usize);
             let without = without.take(most.saturating_add(2));
             let without = without.take_while(|&&sector| sector == 0).count() as u64;
-            let reach = (u64::from(table) + without).saturating_mul(self.covered_bytes());
+            let reach = match (table as usize) < self.directory.len() {
+                true => (u64::from(table) + without).saturating_mul(self.covered_bytes()),
+                false => u64::MAX,
+            };
             return Ok(Some(Run {
                 len_bytes: len_bytes.min(reach.saturating_sub(inside_bytes)),
                 place: Place::Absent,
@@ -388,13 +392,11 @@ async fn read_directory(
     let needed = geometry.capacity_sectors.div_ceil(covered);
     let needed = needed.min(geometry.directory_entries.into());
     let entry_bytes = geometry.entry_bytes();
-    let len_bytes = needed * entry_bytes as u64;
     let at_bytes = sector * SECTOR_BYTES;
-    if at_bytes + len_bytes > file.len_bytes()?.next_multiple_of(SECTOR_BYTES) {
-        let name = file.name();
-        let message = format!("Could not read l1 table from extent '{name}'");
-        return Err(Error::new(ErrorKind::InvalidImage, "open", message).at(at_bytes));
-    }
+    // Beyond the end of the file there are zeroes, which need no memory.
+    let there_bytes = file.len_bytes()?.saturating_sub(at_bytes);
+    let there = there_bytes.div_ceil(entry_bytes as u64);
+    let len_bytes = needed.min(there) * entry_bytes as u64;
     let mut sectors = Vec::new();
     let mut at = 0;
     while at < len_bytes {
@@ -405,8 +407,8 @@ async fn read_directory(
                 .chunks_exact(entry_bytes)
                 .map(|entry| match geometry.entries {
                     Entries::Sectors { .. } => match u32_at(entry, 0) {
-                        // A table there would end beyond what 32 bits lead to.
-                        BAD_TABLE => BAD_TABLE,
+                        // No file has a table there, nor one before it.
+                        BAD_TABLE => BAD_TABLE - 1,
                         sector => sector,
                     },
                     Entries::SeSparse { tables_sector, .. } => {
