@@ -302,6 +302,10 @@ fn value_of<'a>(text: &'a [u8], key: &[u8]) -> Option<&'a [u8]> {
 /// An identifier in hexadecimal digits, and where those are.
 fn identifier(text: &[u8], key: &[u8]) -> Option<(u32, Range<usize>)> {
     let (start, value) = raw_value(text, key)?;
+    let (start, value) = match value.strip_prefix(b"0x") {
+        Some(digits) => (start + 2, digits),
+        None => (start, value),
+    };
     let count = value
         .iter()
         .take_while(|byte| byte.is_ascii_hexdigit())
@@ -332,8 +336,49 @@ fn word(line: &[u8]) -> Option<(&[u8], &[u8])> {
     (end > 0).then(|| line.split_at(end))
 }
 
+/// A whole word that is a number.
 fn number(word: &[u8]) -> Option<i64> {
     std::str::from_utf8(word).ok()?.parse().ok()
+}
+
+/// The number that a text begins with, as C's `scanf` finds it.
+fn leading_number(text: &[u8]) -> Option<i64> {
+    let text = text.trim_ascii_start();
+    let sign = usize::from(text.starts_with(b"-") || text.starts_with(b"+"));
+    let digits = text.iter().skip(sign).take_while(|it| it.is_ascii_digit());
+    number(text.get(..sign + digits.count())?)
+}
+
+/// What a line that names an extent says, whatever that is.
+struct RawExtent<'a> {
+    access: &'a [u8],
+    sectors: i64,
+    extent_type: &'a [u8],
+    /// What stands in quotes, and behind them.
+    name: Option<(&'a [u8], &'a [u8])>,
+}
+
+impl<'a> RawExtent<'a> {
+    /// Takes a line apart; `None` if it is none of an extent.
+    fn parse(line: &'a [u8]) -> Option<RawExtent<'a>> {
+        let (access, rest) = word(line)?;
+        if !matches!(access, b"RW" | b"RDONLY" | b"NOACCESS") {
+            return None;
+        }
+        let (sectors, rest) = word(rest)?;
+        let (extent_type, rest) = word(rest)?;
+        let name = rest.trim_ascii_start().strip_prefix(b"\"");
+        Some(RawExtent {
+            access,
+            sectors: number(sectors)?,
+            extent_type,
+            name: name.map(|name| {
+                let end = name.iter().position(|&byte| byte == b'"');
+                let (name, rest) = name.split_at(end.unwrap_or(name.len()));
+                (name, rest.get(1..).unwrap_or_default())
+            }),
+        })
+    }
 }
 
 /// One line, `None` if it names no extent: `RW 4192256 SPARSE "disk-s001.vmdk"`, and an offset in
@@ -343,51 +388,35 @@ fn parse_extent(line: &[u8]) -> Result<Option<ExtentLine>> {
         let line = String::from_utf8_lossy(line.trim_ascii_end());
         invalid(format!("Invalid extent line: {line}"))
     };
-    let Some((access, rest)) = word(line) else {
+    // Left out, as QEMU does it, it would move what comes behind it.
+    let unsupported = |what: &str, name: &[u8]| {
+        let name = String::from_utf8_lossy(name);
+        let message = format!("Unsupported extent {what} '{name}'");
+        Error::new(ErrorKind::Unsupported, "open", message)
+    };
+    let Some(raw) = RawExtent::parse(line).filter(|raw| raw.sectors > 0) else {
         return Ok(None);
     };
-    if !matches!(access, b"RW" | b"RDONLY" | b"NOACCESS") {
-        return Ok(None);
+    let mut known = ExtentType::ALL.into_iter();
+    let known = known.find(|known| known.name().as_bytes() == raw.extent_type);
+    let offset = raw.name.and_then(|(_, rest)| leading_number(rest));
+    let extent_type = known.ok_or_else(|| match offset {
+        Some(_) => fail(),
+        None => unsupported("type", raw.extent_type),
+    })?;
+    if raw.access != b"RW" {
+        return Err(unsupported("access", raw.access));
     }
-    let Some((sectors, rest)) = word(rest) else {
-        return Ok(None);
-    };
-    let (Some(sectors), Some((extent_type, rest))) = (number(sectors), word(rest)) else {
-        return Ok(None);
-    };
-    let Some(name) = rest.trim_ascii_start().strip_prefix(b"\"") else {
-        return Ok(None);
-    };
-    let Some(end) = name
-        .iter()
-        .position(|&byte| byte == b'"')
-        .filter(|&end| end > 0)
-    else {
-        return Ok(None);
-    };
-    let (name, rest) = name.split_at(end);
-    let offset = word(rest.get(1..).unwrap_or_default()).map(|(word, _)| word);
-    if access != b"RW" {
-        // Left out, it would move what comes behind it.
-        let access = String::from_utf8_lossy(access);
-        let message = format!("Unsupported extent access '{access}'");
-        return Err(Error::new(ErrorKind::Unsupported, "open", message));
-    }
-    let known = ExtentType::ALL
-        .into_iter()
-        .find(|known| known.name().as_bytes() == extent_type);
-    let offset_sectors = match (known, offset) {
-        (Some(ExtentType::Flat), Some(offset)) => number(offset)
-            .and_then(|offset| u64::try_from(offset).ok())
-            .filter(|&offset| offset <= i64::MAX as u64 / 512)
-            .ok_or_else(fail)?,
-        (Some(ExtentType::Flat), None) | (_, Some(_)) => return Err(fail()),
+    let (name, _) = raw.name.ok_or_else(fail)?;
+    let offset_sectors = match (extent_type, offset.map(u64::try_from)) {
+        (ExtentType::Flat, Some(Ok(offset))) => offset,
+        (ExtentType::Flat, _) | (_, Some(_)) => return Err(fail()),
         (_, None) => 0,
     };
-    let (Some(extent_type), Ok(sectors @ 1..)) = (known, u64::try_from(sectors)) else {
-        return Ok(None);
-    };
-    if sectors > i64::MAX as u64 / 512 || name.len() > MAX_NAME_BYTES {
+    let sectors = u64::try_from(raw.sectors).map_err(|_| fail())?;
+    let largest = i64::MAX as u64 / 512;
+    let has_name = (1..=MAX_NAME_BYTES).contains(&name.len());
+    if sectors > largest || offset_sectors > largest || !has_name {
         return Err(fail());
     }
     Ok(Some(ExtentLine {
@@ -541,7 +570,16 @@ mod tests {
                 "RW 5 SPARSE \"a\" 7",
                 "Invalid extent line: RW 5 SPARSE \"a\" 7",
             ),
-            ("RDONLY 5 ZERO \"a\"", "Unsupported extent access 'RDONLY'"),
+            (
+                "RDONLY 5 FLAT \"a\" 0",
+                "Unsupported extent access 'RDONLY'",
+            ),
+            ("RW 5 ZERO", "Unsupported extent type 'ZERO'"),
+            (
+                "RW 5 flat \"a\" 0",
+                "Invalid extent line: RW 5 flat \"a\" 0",
+            ),
+            ("RW 5 FLAT \"a 0", "Invalid extent line: RW 5 FLAT \"a 0"),
         ];
         for (line, message) in fails {
             let text = FLAT.replace("RW 10485760 FLAT \"disk-flat.vmdk\" 0", line);
