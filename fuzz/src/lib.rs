@@ -7,12 +7,14 @@
 //! [`nbd_server`] and [`nbd_client`], `crates/export/tests/vhost_user_blk_corpus.rs` with [`vhost_user_blk`], `crates/control/tests/qmp_corpus.rs` with [`qmp`], `crates/control/tests/monitor_corpus.rs` with [`monitor`], and `crates/control/tests/corpus.rs`
 //! with [`options`], `crates/control/tests/audit_corpus.rs` with [`audit`],
 //! `crates/repository/tests/corpus.rs` with [`repository`],
+//! `crates/foreign/tests/corpus.rs` with [`foreign`],
 //! and `crates/files/tests/corpus.rs` with [`files`].
 #![forbid(unsafe_code)]
 
 pub mod audit;
 pub mod decoders;
 pub mod files;
+pub mod foreign;
 pub mod image;
 pub mod monitor;
 pub mod nbd;

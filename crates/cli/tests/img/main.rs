@@ -10,6 +10,7 @@ mod commit;
 mod compare;
 mod convert;
 mod create;
+mod foreign;
 mod info;
 mod luks;
 mod map;
