@@ -241,8 +241,11 @@ fn refusal(extents: &[Extent]) -> Option<&'static str> {
     at_once.next().map(|it| it.reason)
 }
 
-/// The identifier that a device of this crate tells.
+/// The identifier that a device of this crate tells, or one that stands for it.
 fn cid_of(device: &dyn BlockDevice) -> Option<u32> {
+    if let Some(target) = device.stands_for() {
+        return cid_of(&*target);
+    }
     let facts = device.format_device()?.downcast_ref::<Facts>()?;
     let found = facts.specific.iter().find_map(|(name, fact)| match fact {
         Fact::Number(number) if *name == "cid" => Some(*number),

@@ -588,9 +588,9 @@ fn parents_show_through_and_are_recognized() {
         let parent = open_image(&place.path("base.vmdk"), None, parent)
             .await
             .unwrap();
-        let device = open_image(&path, Some(parent.clone()), options)
-            .await
-            .unwrap();
+        // As in a graph, where it can be exchanged.
+        let link = vellum::nodes::Link::new(parent.clone());
+        let device = open_image(&path, Some(link), options).await.unwrap();
         (device, parent)
     };
     run(async {
