@@ -71,7 +71,7 @@ impl Width {
 }
 
 /// Where a table lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Table {
     /// In the file, in bytes.
     pub(crate) start_bytes: u64,
@@ -100,8 +100,9 @@ struct Page {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By the start of the table and the page's number in it: no entry lies in two pages then.
-    pages: HashMap<(u64, u64), Page>,
+    /// By the table and the page's number in it. So no entry lies in two pages, and tables that a damaged
+    /// image has begin in one place have pages of their own lengths.
+    pages: HashMap<(Table, u64), Page>,
     uses: u64,
     /// By the offset of the entry in the file.
     pending: BTreeMap<u64, u64>,
@@ -154,7 +155,7 @@ impl PagedTables {
         let uses = state.uses;
         let mut index = index;
         while index < table.len {
-            let key = (table.start_bytes, index / self.page_len());
+            let key = (table, index / self.page_len());
             let Some(page) = state.pages.get_mut(&key) else {
                 return;
             };
@@ -176,7 +177,7 @@ impl PagedTables {
     /// Reads the page of an entry, if it is not in memory.
     pub(crate) async fn load(&self, table: Table, index: u64) -> Result<()> {
         let number = index / self.page_len();
-        let key = (table.start_bytes, number);
+        let key = (table, number);
         let first = number * self.page_len();
         let len = self.page_len().min(table.len.saturating_sub(first));
         let start = self.offset_bytes(table, first);
@@ -218,11 +219,6 @@ impl PagedTables {
         }
     }
 
-    /// Forgets all pages: a table has another length now. Nothing may be changed and not written.
-    pub(crate) fn forget(&self) {
-        self.state.lock().pages.clear();
-    }
-
     /// Changes an entry; an index beyond the table changes nothing.
     pub(crate) fn set(&self, table: Table, index: u64, value: u64) {
         if index >= table.len {
@@ -231,7 +227,7 @@ impl PagedTables {
         let mut state = self.state.lock();
         let offset = self.offset_bytes(table, index);
         state.pending.insert(offset, value);
-        let key = (table.start_bytes, index / self.page_len());
+        let key = (table, index / self.page_len());
         let page = state.pages.get_mut(&key);
         let place = page.and_then(|page| {
             let at = (index % self.page_len()) as usize;
@@ -338,6 +334,20 @@ mod tests {
             assert_eq!(&file.snapshot()[8000..8008], &1001u64.to_be_bytes());
             assert!(entries.take().is_some());
             assert!(entries.take().is_none());
+            Ok::<(), vellum::Error>(())
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn tables_in_one_place_may_have_several_lengths() {
+        lane::block_on(async {
+            let (_, entries) = entries(vec![0; 8192], 1 << 20);
+            for len in [5, 700] {
+                let start_bytes = 8;
+                let table = Table { start_bytes, len };
+                assert_eq!(entries.fetch(table, len - 1).await?, 0);
+            }
             Ok::<(), vellum::Error>(())
         })
         .unwrap();

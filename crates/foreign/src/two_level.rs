@@ -33,6 +33,8 @@ pub(crate) struct Shape {
     /// Entries of a leaf.
     pub(crate) leaf_len: u64,
     pub(crate) cluster_bytes: u64,
+    /// Leaves are whole clusters of the file from here on; `None` if they may be anywhere.
+    pub(crate) leaves_from_bytes: Option<u64>,
 }
 
 /// See the module's head.
@@ -73,11 +75,25 @@ impl TwoLevel {
         (cluster / self.shape.leaf_len, cluster % self.shape.leaf_len)
     }
 
-    fn leaf(&self, start_bytes: u64) -> Table {
-        Table {
+    /// The leaf that an entry of the first table leads to.
+    fn leaf(&self, start_bytes: u64) -> Result<Table> {
+        let end = start_bytes.checked_add(self.shape.leaf_len * 8);
+        let is_good = match self.shape.leaves_from_bytes {
+            Some(from_bytes) => {
+                start_bytes >= from_bytes
+                    && start_bytes.is_multiple_of(self.shape.cluster_bytes)
+                    && end.is_some_and(|end| end <= self.end_bytes())
+            }
+            None => end.is_some_and(|end| i64::try_from(end).is_ok()),
+        };
+        if !is_good {
+            let message = format!("L2 table offset {start_bytes:#x} is invalid");
+            return Err(corrupt("read", message));
+        }
+        Ok(Table {
             start_bytes,
             len: self.shape.leaf_len,
-        }
+        })
     }
 
     /// Where the next thing would be put.
@@ -85,13 +101,12 @@ impl TwoLevel {
         *self.end_bytes.lock()
     }
 
-    /// The run at an offset. `check_leaf` says whether there may be a leaf at an offset in the file; `place`
-    /// gives the place of a cluster with an entry. `None` if something has to be loaded first.
+    /// The run at an offset. `place` gives the place of a cluster with an entry. `None` if something has to
+    /// be loaded first.
     pub(crate) fn lookup(
         &self,
         offset_bytes: u64,
         len_bytes: u64,
-        check_leaf: impl Fn(u64) -> Result<()>,
         place: impl Fn(u64) -> Result<Place>,
     ) -> Result<Option<Run>> {
         let cluster_bytes = self.shape.cluster_bytes;
@@ -108,11 +123,11 @@ impl TwoLevel {
                 place: Place::Absent,
             }));
         }
-        check_leaf(leaf)?;
+        let leaf = self.leaf(leaf).map_err(|error| error.at(offset_bytes))?;
         let mut first = None;
         let mut run_bytes = 0;
         let mut failed = None;
-        self.tables.visit(self.leaf(leaf), leaf_index, |entry| {
+        self.tables.visit(leaf, leaf_index, |entry| {
             let here = match place(entry) {
                 Ok(here) => here,
                 Err(error) => {
@@ -142,7 +157,7 @@ impl TwoLevel {
         let (l1_index, leaf_index) = self.indices(offset_bytes);
         match self.tables.fetch(self.shape.l1, l1_index).await? {
             0 => Ok(()),
-            leaf => self.tables.load(self.leaf(leaf), leaf_index).await,
+            leaf => self.tables.load(self.leaf(leaf)?, leaf_index).await,
         }
     }
 
@@ -151,7 +166,7 @@ impl TwoLevel {
         let (l1_index, leaf_index) = self.indices(offset_bytes);
         match self.tables.fetch(self.shape.l1, l1_index).await? {
             0 => Ok(0),
-            leaf => self.tables.fetch(self.leaf(leaf), leaf_index).await,
+            leaf => self.tables.fetch(self.leaf(leaf)?, leaf_index).await,
         }
     }
 
@@ -205,7 +220,7 @@ impl TwoLevel {
         let message = "a cluster without space is linked";
         let leaf = leaf.ok_or_else(|| corrupt("write", message).at(offset_bytes))?;
         let (_, leaf_index) = self.indices(offset_bytes);
-        self.tables.set(self.leaf(leaf), leaf_index, entry);
+        self.tables.set(self.leaf(leaf)?, leaf_index, entry);
         Ok(())
     }
 
@@ -213,7 +228,7 @@ impl TwoLevel {
     pub(crate) async fn set(&self, offset_bytes: u64, entry: u64) -> Result<()> {
         let leaf = self.make_leaf(offset_bytes).await?;
         let (_, leaf_index) = self.indices(offset_bytes);
-        self.tables.set(self.leaf(leaf), leaf_index, entry);
+        self.tables.set(self.leaf(leaf)?, leaf_index, entry);
         Ok(())
     }
 

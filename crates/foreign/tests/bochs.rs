@@ -74,3 +74,29 @@ fn images_of_both_versions_read_as_qemu_reads_them() {
         });
     }
 }
+
+#[test]
+fn damaged_images_end_in_errors() {
+    let (good, _) = image(0x20000, 7);
+    let mut random = fastrand::Rng::with_seed(7);
+    for _ in 0..300 {
+        let mut bytes = good.clone();
+        for _ in 0..random.usize(1..8) {
+            let end = if random.bool() { bytes.len() } else { 256 };
+            let at = random.usize(..end);
+            bytes[at] = if random.bool() { random.u8(..) } else { 0xff };
+        }
+        run(async {
+            let file = std::sync::Arc::new(vellum::storage::MemStorage::with_bytes(bytes));
+            let Ok(device) = bochs::open(file).await else {
+                return;
+            };
+            let size = device.size_bytes();
+            for at in [0, 70_000, size.saturating_sub(10_000)] {
+                let len = size.saturating_sub(at).min(70_000) as usize;
+                let _ = device.read(at, vellum::Buffer::for_read(len)).await;
+                let _ = device.block_status(at, len as u64, u32::MAX).await;
+            }
+        });
+    }
+}

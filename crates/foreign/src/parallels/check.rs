@@ -100,6 +100,10 @@ impl Check<'_> {
             if self.fix.corruptions {
                 let right = self.header.data_sectors.to_le_bytes();
                 write_at(self.file, DATA_OFFSET_AT, &right).await?;
+                // The data has to begin inside of the file.
+                if self.file.len_bytes()? < self.header.data_bytes() {
+                    self.file.truncate(self.header.data_bytes()).await?;
+                }
             }
         }
         Ok(())
@@ -218,7 +222,8 @@ impl Check<'_> {
 
     /// Entries of the table from a byte of it on; `None` behind its end.
     async fn read_piece(&self, at: u64) -> Result<Option<(u64, Vec<u64>)>> {
-        let rest = (u64::from(self.header.entries) * 4).saturating_sub(at);
+        let table_bytes = self.header.table_bytes(self.file.len_bytes()?);
+        let rest = table_bytes.saturating_sub(at);
         if rest == 0 {
             return Ok(None);
         }

@@ -158,6 +158,13 @@ impl Header {
         }
     }
 
+    /// The bytes of the table that are in a file of a length. What is behind its end is all zeroes, and
+    /// nobody needs to look at it.
+    pub(super) fn table_bytes(&self, file_bytes: u64) -> u64 {
+        let there = file_bytes.saturating_sub(HEADER_BYTES as u64);
+        (u64::from(self.entries) * 4).min(there.next_multiple_of(4))
+    }
+
     /// What entries count, in bytes.
     fn entry_unit_bytes(&self) -> u64 {
         match self.is_old {

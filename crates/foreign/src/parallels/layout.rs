@@ -37,7 +37,7 @@ impl Used {
     pub(super) async fn read(file: &dyn Storage, header: &Header) -> Result<Used> {
         let end_bytes = file.len_bytes()?.next_multiple_of(SECTOR_BYTES);
         let mut used = Used::default();
-        let table_bytes = u64::from(header.entries) * 4;
+        let table_bytes = header.table_bytes(file.len_bytes()?);
         let mut is_aligned = true;
         let mut at = 0;
         while at < table_bytes {
@@ -319,7 +319,6 @@ impl Layout for ParallelsLayout {
         fields.extend(old.data_sectors.to_le_bytes());
         write_at(&**file, ENTRIES_AT, &fields).await?;
         file.flush().await?;
-        self.table.forget();
         let header = &mut self.state.lock().header;
         header.entries = entries;
         header.size_bytes = size_bytes;

@@ -43,6 +43,7 @@ impl QcowLayout {
             },
             leaf_len: 1 << header.l2_bits,
             cluster_bytes: header.cluster_bytes(),
+            leaves_from_bytes: None,
         };
         QcowLayout {
             tables: TwoLevel::new(file.clone(), shape, end_bytes),
@@ -77,10 +78,8 @@ impl Layout for QcowLayout {
     }
 
     fn lookup(&self, offset_bytes: u64, len_bytes: u64) -> Result<Option<Run>> {
-        let check_leaf = |leaf| self.header.check_leaf(leaf);
         let place = |entry| self.header.place(entry);
-        self.tables
-            .lookup(offset_bytes, len_bytes, check_leaf, place)
+        self.tables.lookup(offset_bytes, len_bytes, place)
     }
 
     async fn load(&self, offset_bytes: u64) -> Result<()> {

@@ -10,7 +10,7 @@ use super::header::ZERO;
 use crate::facts::Facts;
 use crate::fields::write_at;
 use crate::paged::{Patches, Table, Width};
-use crate::two_level::{Shape, TwoLevel, corrupt};
+use crate::two_level::{Shape, TwoLevel};
 use crate::{Layout, NewBlock, Run};
 
 /// Where the clusters of an image lie.
@@ -47,6 +47,7 @@ impl QedLayout {
             },
             leaf_len: header.table_len(),
             cluster_bytes: header.cluster_bytes.into(),
+            leaves_from_bytes: Some(header.header_bytes()),
         };
         let end_bytes = header.end_bytes(len_bytes);
         QedLayout {
@@ -96,16 +97,8 @@ impl Layout for QedLayout {
 
     fn lookup(&self, offset_bytes: u64, len_bytes: u64) -> Result<Option<Run>> {
         let end_bytes = self.tables.end_bytes();
-        let check_leaf = |leaf| match self.shape.is_table_place(leaf, end_bytes) {
-            true => Ok(()),
-            false => Err(corrupt(
-                "read",
-                format!("L2 table offset {leaf:#x} is invalid"),
-            )),
-        };
         let place = |entry| self.shape.place(entry, end_bytes);
-        self.tables
-            .lookup(offset_bytes, len_bytes, check_leaf, place)
+        self.tables.lookup(offset_bytes, len_bytes, place)
     }
 
     async fn load(&self, offset_bytes: u64) -> Result<()> {
