@@ -6,7 +6,7 @@ use vellum::{BlockDevice, Error, ErrorKind, Result, Storage};
 use vellum_foreign::vmdk::{self, AdapterType, CreateOptions, Descriptor, OpenOptions, Subformat};
 use vellum_foreign::{BackingName, Fact};
 
-use super::{Creation, ForeignFormat, New, Opening, QmpKind, facts, not_accepted};
+use super::{Creation, ForeignFormat, New, Opening, QmpKind, facts};
 use crate::create_options::{
     BACKING_FILE, CreateSettings, OptionDescription, OptionType, SIZE, option,
 };
@@ -102,21 +102,27 @@ const OPTIONS: &[OptionDescription] = &[
     ),
 ];
 
+/// QEMU's words for a value that an option of this format does not have.
+fn not_known(value: &str) -> Error {
+    let message = format!("invalid parameter value: {value}");
+    Error::new(ErrorKind::InvalidArgument, "create", message)
+}
+
 fn options(settings: &CreateSettings) -> Result<CreateOptions> {
     let text = |name: &str| settings.text(name).map(str::to_owned);
     let subformat = match settings.text("subformat") {
         None => Subformat::default(),
-        Some(name) => Subformat::named(name).ok_or_else(|| not_accepted("subformat", name))?,
+        Some(name) => Subformat::named(name).ok_or_else(|| not_known(name))?,
     };
     let adapter_type = match settings.text("adapter_type") {
         None => AdapterType::default(),
-        Some(name) => AdapterType::named(name).ok_or_else(|| not_accepted("adapter_type", name))?,
+        Some(name) => AdapterType::named(name).ok_or_else(|| not_known(name))?,
     };
-    if let Some(format) = settings
+    if settings
         .text("backing_fmt")
-        .filter(|&format| format != "vmdk")
+        .is_some_and(|format| format != "vmdk")
     {
-        let message = format!("Invalid backing file format: {format}. Must be 'vmdk'");
+        let message = "backing_file must be a vmdk image";
         return Err(Error::new(ErrorKind::InvalidArgument, "create", message));
     }
     // That is what stands for none.
@@ -153,7 +159,7 @@ async fn parent_cid(image: &str, name: &str) -> Result<u32> {
     let format = device.info().format;
     device.close().await?;
     cid.ok_or_else(|| {
-        let message = format!("Invalid backing file format: {format}. Must be 'vmdk'");
+        let message = format!("Invalid backing file format: {format}. Must be vmdk");
         Error::new(ErrorKind::InvalidArgument, "create", message)
     })
 }

@@ -25,6 +25,10 @@ impl<L: Layout> Core<L> {
         }
         let mut at = offset_bytes;
         while at < end {
+            if let Some(empty_bytes) = self.zero_run_at(at, end).await? {
+                at += empty_bytes;
+                continue;
+            }
             let block = self.block_at(at);
             let piece = at..end.min(block.end);
             at = piece.end;
@@ -37,6 +41,18 @@ impl<L: Layout> Core<L> {
             true => self.commit().await,
             false => Ok(()),
         }
+    }
+
+    /// The length of the run at `at` if it is zeroes already: a disk may have very many such blocks, which need
+    /// no turn each.
+    async fn zero_run_at(&self, at: u64, end: u64) -> Result<Option<u64>> {
+        let run = self.run_at(at, end - at).await?;
+        let is_zero = match run.place {
+            Place::Zero => true,
+            Place::Absent => self.backing.is_none(),
+            Place::Data { .. } | Place::Compressed => false,
+        };
+        Ok(is_zero.then_some(run.len_bytes))
     }
 
     /// Makes a part of a block, which is held, read as zeroes.
@@ -125,6 +141,11 @@ impl<L: Layout> Core<L> {
         let end = offset_bytes + len_bytes;
         let mut at = offset_bytes;
         while at < end {
+            let run = self.run_at(at, end - at).await?;
+            if matches!(run.place, Place::Absent | Place::Zero) {
+                at += run.len_bytes;
+                continue;
+            }
             let block = self.block_at(at);
             let is_whole = at == block.start && block.end <= end;
             at = block.end;
