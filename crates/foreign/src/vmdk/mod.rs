@@ -22,11 +22,14 @@
 //! ```
 //!
 //! What a power cut leaves: the new `CID` is durable before anything else is changed, in one sector that
-//! is written at once. Grains are put behind all that the file had; they are durable before both
-//! copies of the tables get entries for them, and a flush ends when these are durable. So no entry leads to bytes that
-//! are not there. The two copies of the tables may differ, until their entries change again: reads
-//! trust the first, as QEMU does. Grains without an entry are lost space. A stream that was not closed
-//! has no end-of-stream marker; whoever finds grains by the tables misses nothing.
+//! is written at once. Grains are put behind all that the file had. The device writes data, a barrier,
+//! the entries in both copies of the tables, and a barrier again, so no entry leads to bytes that are not
+//! there. The two copies of the tables may differ until their entries change again: reads trust the
+//! first, as QEMU does. Grains without an entry are lost space. A stream that was not closed has no
+//! end-of-stream marker; whoever finds grains by the tables misses nothing.
+//!
+//! Images that come from elsewhere may have entries that lead behind the end of the file. Where such an image
+//! may be changed those are errors, as new grains would be put there, too.
 
 mod check;
 mod create;
