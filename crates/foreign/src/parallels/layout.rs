@@ -104,6 +104,8 @@ struct State {
     used: Option<Used>,
     /// Where clusters may end, in bytes of the file.
     end_bytes: u64,
+    /// Clusters were given back, maybe the last ones.
+    has_freed: bool,
 }
 
 /// Entries that a flush writes.
@@ -124,6 +126,7 @@ impl ParallelsLayout {
                 header,
                 used,
                 end_bytes: len_bytes,
+                has_freed: false,
             }),
             cluster_bytes: header.cluster_bytes(),
             len_bytes,
@@ -143,6 +146,7 @@ impl ParallelsLayout {
             return Ok(false);
         }
         self.table.set(header.table(), index, 0);
+        self.state.lock().has_freed = true;
         // Until the entry is durable it leads to zeroes, which is what it says afterwards.
         let flags = ZeroFlags {
             may_unmap: true,
@@ -184,6 +188,11 @@ impl Layout for ParallelsLayout {
 
     fn block_bytes(&self) -> u64 {
         self.cluster_bytes
+    }
+
+    fn cluster_size_bytes(&self) -> Option<u64> {
+        // As QEMU, which tells none of this format.
+        None
     }
 
     fn lookup(&self, offset_bytes: u64, len_bytes: u64) -> Result<Option<Run>> {
@@ -280,9 +289,18 @@ impl Layout for ParallelsLayout {
 
     async fn end_changes(&self) -> Result<()> {
         let [file] = &self.files;
-        let end_bytes = self.state.lock().end_bytes;
-        // The last cluster may have been written in part.
-        if file.capabilities().growable && file.len_bytes()? < end_bytes {
+        let (header, mut end_bytes, has_freed) = {
+            let state = self.state.lock();
+            (state.header, state.end_bytes, state.has_freed)
+        };
+        if has_freed {
+            let used = Used::read(&**file, &header).await?;
+            end_bytes = header.cluster_offset_bytes(used.count).min(end_bytes);
+        }
+        // The last cluster may have been written in part, or is not there any more.
+        let len_bytes = file.len_bytes()?;
+        let has_end = len_bytes == end_bytes || len_bytes > end_bytes && !has_freed;
+        if file.capabilities().growable && !has_end {
             file.truncate(end_bytes).await?;
             file.flush().await?;
         }
