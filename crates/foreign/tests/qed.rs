@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use common::{Model, Place, compare_with_qemu, new_file, open_file, qemu, run};
 use vellum::storage::MemStorage;
-use vellum::{BlockDevice, Buffer, ErrorKind, Raw, RawOptions, RequestFlags, Storage};
+use vellum::{BlockDevice, Buffer, Buffers, ErrorKind, Raw, RawOptions, RequestFlags, Storage};
 use vellum_foreign::qed::{self, CreateOptions, create};
 use vellum_foreign::{BackingName, Fix};
 
@@ -216,5 +216,27 @@ fn an_image_that_was_not_closed_is_mended_when_it_is_opened() {
         assert_eq!(memory.snapshot()[16] & 2, 2);
         device.close().await.unwrap();
         assert_eq!(memory.snapshot()[16] & 2, 0);
+    });
+}
+
+#[test]
+fn what_a_resize_adds_hides_a_longer_backing_file() {
+    let place = Place::default();
+    run(async {
+        let below = new_file(&place.path("base"));
+        let ones = Buffers::from_iter([Buffer::copy_of(&[1; 65536])]);
+        below.write(0, ones, Default::default()).await.unwrap();
+        let file = new_file(&place.path("a.qed"));
+        let options = CreateOptions::default()
+            .size_bytes(20480)
+            .cluster_size_bytes(4096);
+        create(&file, &options).await.unwrap();
+        let base = Raw::open(below, RawOptions::default()).unwrap();
+        let device = qed::open(file, Some(base), false).await.unwrap();
+        device.truncate(40960).await.unwrap();
+        let read = device.read(0, Buffer::for_read(40960)).await.unwrap();
+        assert!(read[..20480].iter().all(|&byte| byte == 1));
+        assert!(read[20480..].iter().all(|&byte| byte == 0));
+        device.close().await.unwrap();
     });
 }

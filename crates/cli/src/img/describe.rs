@@ -213,7 +213,7 @@ impl Description {
         });
         // Of the others QEMU tells neither.
         if !matches!(self.format, "bochs" | "cloop" | "dmg" | "parallels") {
-            self.dirty = Some(facts.is_dirty);
+            self.dirty = Some(facts.is_dirty && self.format != "qed");
             self.cluster_bytes = cluster_bytes;
         }
         self.foreign = Some(facts);

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use async_lock::Mutex;
-use vellum::{Error, ErrorKind, Result};
+use vellum::{Error, ErrorKind, Result, ZeroRequest};
 use vellum_io::finish_all;
 use vellum_storage::Event;
 
@@ -135,11 +135,22 @@ impl<L: Layout> Core<L> {
         }
         self.begin_changes().await?;
         self.commit().await?;
+        let before_bytes = self.layout.size_bytes();
         let resized = self.layout.resize(size_bytes).await;
         resized.inspect_err(|error| match error.kind() {
             // Nothing was begun.
             ErrorKind::Unsupported | ErrorKind::InvalidArgument => {}
             _ => self.fail_stop(error),
-        })
+        })?;
+        // What comes into being is zeroes, whatever a longer backing file has there.
+        let below_bytes = self.backing.as_ref().map_or(0, |below| below.size_bytes());
+        let hidden_end = below_bytes.min(size_bytes);
+        if hidden_end > before_bytes {
+            let hidden_bytes = hidden_end - before_bytes;
+            self.write_zeroes(before_bytes, hidden_bytes, ZeroRequest::default())
+                .await?;
+            self.commit().await?;
+        }
+        Ok(())
     }
 }
