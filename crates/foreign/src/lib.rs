@@ -22,6 +22,7 @@ mod facts;
 mod fields;
 mod inflate;
 mod layout;
+pub mod ova;
 mod paged;
 pub mod parallels;
 mod partial;
