@@ -151,7 +151,7 @@ fn backing_files_are_confined() {
 }
 
 #[test]
-fn images_of_other_formats_are_rejected_with_what_they_name() {
+fn images_of_other_formats_are_checked_and_told_with_what_they_name() {
     let folder = folder(&[
         "create -q -f vmdk -o subformat=monolithicFlat flat.vmdk 1M",
         "create -q -f vmdk sparse.vmdk 1M",
@@ -159,15 +159,14 @@ fn images_of_other_formats_are_rejected_with_what_they_name() {
         "create -q -f vpc x.vpc 1M",
         "create -q -f vhdx x.vhdx 8M",
     ]);
-    let value = rejected(&folder, &["flat.vmdk"], &["extent", "unsupported-format"]);
+    let value = rejected(&folder, &["flat.vmdk"], &["extent"]);
     assert_eq!(value["references"][0]["name"], "flat-flat.vmdk");
     for name in ["sparse.vmdk", "x.vdi", "x.vpc", "x.vhdx"] {
-        let (code, value) = audit(&folder, &[name]);
-        assert_eq!(code, 2, "{name}");
-        assert!(
-            codes(&value, "reject").contains(&"unsupported-format".to_owned()),
-            "{value:#}"
-        );
+        let value = safe(&folder, &[name]);
+        assert_eq!(value["check"]["corruptions"], 0, "{value:#}");
+        rejected(&folder, &["--max-size", "64K", name], &["virtual-size"]);
+    }
+    for name in ["sparse.vmdk", "x.vdi", "x.vpc", "x.vhdx"] {
         let (code, value) = audit(&folder, &["-f", "raw", name]);
         assert_eq!(code, 2, "{name}");
         assert!(
@@ -202,18 +201,34 @@ fn nothing_else_is_opened() {
     let folder = folder(&[
         "create -q -f raw secret 1M",
         "create -q -f qcow2 -b secret -F raw overlay",
+        "create -q -f vmdk secret.vmdk 1M",
+        "create -q -f vmdk -b secret.vmdk -F vmdk difference",
+        "create -q -f vmdk -o subformat=monolithicFlat parts.vmdk 1M",
     ]);
-    let traced = Command::new("strace")
-        .args(["-f", "-o", "trace", "-e", "trace=open,openat,openat2"])
-        .arg(env!("CARGO_BIN_EXE_vellum"))
-        .args(["audit", "--allow-backing", "--within", ".", "overlay"])
-        .current_dir(folder.path())
-        .output()
-        .expect("strace; run `cargo xtask setup`");
-    assert!(traced.status.success(), "{traced:?}");
-    let trace = std::fs::read_to_string(folder.path().join("trace")).unwrap();
-    assert!(trace.contains("overlay"), "{trace}");
-    assert!(!trace.contains("secret"), "{trace}");
+    let secret =
+        "# Disk DescriptorFile\nversion=1\ncreateType=\"custom\"\n RW 9 FLAT \"secret\" 0\n";
+    std::fs::write(folder.path().join("text"), secret).expect("a file");
+    for (image, code) in [
+        ("overlay", 0),
+        ("difference", 2),
+        ("parts.vmdk", 2),
+        ("text", 2),
+    ] {
+        let traced = Command::new("strace")
+            .args(["-f", "-o", "trace", "-e", "trace=open,openat,openat2"])
+            .arg(env!("CARGO_BIN_EXE_vellum"))
+            .args(["audit", "--allow-backing", "--within", ".", image])
+            .current_dir(folder.path())
+            .output()
+            .expect("strace; run `cargo xtask setup`");
+        assert_eq!(traced.status.code(), Some(code), "{traced:?}");
+        let trace = std::fs::read_to_string(folder.path().join("trace")).unwrap();
+        assert!(trace.contains(image), "{trace}");
+        assert!(
+            !trace.contains("secret") && !trace.contains("parts-flat"),
+            "{trace}"
+        );
+    }
 }
 
 #[test]

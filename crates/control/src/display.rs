@@ -9,6 +9,7 @@ use crate::json;
 use crate::nbd_name;
 use crate::open::node_options;
 use crate::options::{Options, Scalar};
+use crate::ova;
 use crate::rbd_name;
 use crate::repository;
 use crate::spec::ImageSpec;
@@ -36,7 +37,7 @@ enum Kind {
     Protocol,
 }
 
-const NAMINGS: [Naming; 12] = [
+const NAMINGS: [Naming; 13] = [
     naming("raw", &["offset", "size"], &["file"], Kind::Format),
     naming("luks", &["key-secret"], &["header", "file"], Kind::Format),
     naming(
@@ -54,6 +55,7 @@ const NAMINGS: [Naming; 12] = [
     naming("blkverify", &[], &["raw", "test"], Kind::Protocol),
     naming("null-co", &["size"], &[], Kind::Protocol),
     naming("null-aio", &["size"], &[], Kind::Protocol),
+    naming("ova", &["member"], &["file"], Kind::Protocol),
     naming("copy-on-read", &["bottom"], &["file"], Kind::Filter),
     naming("throttle", &["throttle-group"], &["file"], Kind::Filter),
     naming(
@@ -321,6 +323,7 @@ fn plain(
             }
         }
         (Kind::Protocol, "blkverify") => Some(format!("blkverify:{}:{}", child(0)?, child(1)?)),
+        (Kind::Protocol, ova::DRIVER) => ova::name_of(child(0)?, options),
         (Kind::Protocol, _) => (!has_options).then(|| format!("{driver}://")),
     }
 }

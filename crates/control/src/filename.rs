@@ -4,6 +4,7 @@ use vellum::{Error, ErrorKind, Result};
 
 use crate::nbd_name;
 use crate::options::Options;
+use crate::ova;
 use crate::rbd_name;
 use crate::repository;
 use crate::ssh_name;
@@ -73,7 +74,11 @@ pub fn node_options(name: &str) -> Result<Options> {
         _ => {}
     }
     let Some(known) = protocol(name).filter(|protocol| OURS.contains(protocol)) else {
-        options.set_text("filename", local_path(name)?);
+        let path = local_path(name)?;
+        if let Some(member) = ova::node_options(&path) {
+            return Ok(member);
+        }
+        options.set_text("filename", path);
         return Ok(options);
     };
     options.set_text("driver", known);
@@ -150,7 +155,8 @@ fn is_known_protocol(name: &str) -> bool {
 /// The full name of a file that `image` names as `name`.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for a relative name in an image that has no directory.
+/// [`ErrorKind::InvalidArgument`] for a relative name in an image that has no directory,
+/// [`ErrorKind::Denied`] in one that lies in a package.
 pub fn resolve(image: &str, name: &str) -> Result<String> {
     if protocol(name).is_some() || name.starts_with('/') {
         return Ok(name.to_owned());
@@ -162,6 +168,7 @@ pub fn resolve(image: &str, name: &str) -> Result<String> {
             format!("Cannot use relative backing file names for '{image}'"),
         ));
     }
+    ova::refuse_relative(image, name)?;
     Ok(join(image, name))
 }
 

@@ -48,6 +48,7 @@ pub mod nodes;
 pub mod oci;
 pub mod open;
 pub mod options;
+pub mod ova;
 pub mod overlay;
 pub mod probe;
 pub mod probed_raw;

@@ -5,8 +5,8 @@
 //! not be read (or the command line not be understood), 2 rejected; of several images the
 //! highest.
 //!
-//! Invariant: the image is a local file or block device, opened for reading, by its path
-//! alone: no word of the command line is taken for a protocol.
+//! Invariant: the image is a local file or block device, or lies in a package that is one, opened for
+//! reading, by its path alone: no word of the command line is taken for a protocol.
 
 mod arguments;
 mod text;
@@ -18,6 +18,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use vellum::{Error, ErrorKind, Storage};
 use vellum_control::audit::{Finding, Reference, Report, audit};
+use vellum_control::ova::{self, Package};
 use vellum_io::lane;
 use vellum_storage::{FileOptions, FileStorage};
 
@@ -84,7 +85,11 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
 }
 
 async fn look_at(image: &str, arguments: &Arguments) -> vellum::Result<Report> {
-    let path = std::path::Path::new(image);
+    let (path, member) = match ova::split(image) {
+        Some((package, member)) => (package, Some(member)),
+        None => (image, None),
+    };
+    let path = std::path::Path::new(path);
     // A pipe would make the program wait, and a device of another kind do anything.
     let metadata = std::fs::metadata(path).map_err(|error| Error::from_io("open", &error))?;
     let kind = metadata.file_type();
@@ -94,6 +99,11 @@ async fn look_at(image: &str, arguments: &Arguments) -> vellum::Result<Report> {
     }
     let options = FileOptions::default().read_only(true);
     let storage: Arc<dyn Storage> = FileStorage::open(path, &options)?;
+    let Some(member) = member else {
+        return audit(storage, &arguments.policy).await;
+    };
+    let package = Package::open(storage).await?;
+    let storage = package.storage(Some(member).filter(|name| !name.is_empty()))?;
     audit(storage, &arguments.policy).await
 }
 

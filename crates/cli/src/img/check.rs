@@ -21,7 +21,7 @@ use vellum_io::lane;
 
 use super::command::{Command, Failure, Outcome, cache_mode, fail, open_failure, reading};
 use super::common::{self, CommonArgs};
-use super::help;
+use super::{help, ova};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::output::Output;
 use crate::progress::{Progress, SharedProgress};
@@ -106,6 +106,9 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     if arguments.repair.is_some() && arguments.common.force_share {
         let message = "force-share=on can only be used with read-only images";
         return fail(format!("Could not open '{}': {message}", spec.name));
+    }
+    if let Some(path) = ova::package(&arguments.common, &spec) {
+        return lane::block_on(check_package(&path, &arguments));
     }
     lane::block_on(check_image(&spec, &arguments))
 }
@@ -274,6 +277,20 @@ async fn check_foreign(spec: &ImageSpec, arguments: &Arguments) -> Result<Option
     exit_code(&found).map(Some)
 }
 
+/// Checks a package of a virtual machine.
+async fn check_package(path: &str, arguments: &Arguments) -> Outcome {
+    if arguments.repair.is_some() {
+        return fail("A package of a virtual machine cannot be repaired");
+    }
+    let found = told(ova::check(path, &arguments.common).await?);
+    match arguments.common.output {
+        Output::Human if arguments.common.quiet => {}
+        Output::Human => report::print(human(&found)),
+        Output::Json => report::print_line(to_json(path, "ova", &found, None)),
+    }
+    exit_code(&found)
+}
+
 /// Checks once, and prints what is found.
 async fn check_once(
     format: &str,
@@ -285,14 +302,16 @@ async fn check_once(
         let why = errno_text(error.errno());
         Failure::Message(format!("Check failed: {why}"))
     })?;
-    let Some(found) = found else {
-        return Ok(None);
-    };
+    Ok(found.map(told))
+}
+
+/// Prints the findings, and gives the numbers.
+fn told(found: foreign::CheckReport) -> CheckReport {
     for message in &found.messages {
         report::eprint_line(&harmless(message));
     }
     let clusters = found.clusters.unwrap_or_default();
-    Ok(Some(CheckReport {
+    CheckReport {
         corruptions: found.corruptions,
         leaks: found.leaks,
         corruptions_fixed: found.corruptions_fixed,
@@ -303,7 +322,7 @@ async fn check_once(
         fragmented_clusters: clusters.fragmented,
         compressed_clusters: clusters.compressed,
         image_end_offset: found.image_end_bytes.unwrap_or(0),
-    }))
+    }
 }
 
 /// The image, opened anew after its log was brought back.

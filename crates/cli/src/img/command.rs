@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, error_text};
 use vellum_io::lane;
 
+use super::ova;
 use crate::getopt::{OptionSpec, Parser, Shape, UsageError};
 use crate::output::UnknownOutput;
 use crate::size::{self, SizeError};
@@ -154,7 +155,12 @@ pub fn image_spec(
     if image_opts && format.is_some() {
         return fail("--image-opts and --format are mutually exclusive");
     }
-    ImageSpec::from_argument(name, image_opts, format).map_err(|error| open_failure(name, &error))
+    let spec = ImageSpec::from_argument(name, image_opts, format);
+    let spec = spec.map_err(|error| open_failure(name, &error))?;
+    Ok(match image_opts {
+        true => spec,
+        false => ova::disk_in(spec),
+    })
 }
 
 /// The name of the one image that a subcommand takes.

@@ -28,7 +28,7 @@ use super::convert_stdin::{self, Input};
 use super::convert_stdout::{self, DASH};
 use super::create::print_option_help;
 use super::unfinished::Unfinished;
-use super::{help, resume, snapshot};
+use super::{help, ova, resume, snapshot};
 use crate::progress::{Progress, ProgressReporter};
 use crate::{hint, report};
 
@@ -305,6 +305,7 @@ async fn open_sources(arguments: &Arguments) -> Result<Vec<Arc<dyn BlockDevice>>
         let opened = open_device(&spec, &flags).await;
         sources.push(opened.map_err(|error| open_failure(name, &error))?);
     }
+    ova::verify(&sources).await?;
     if let Some(text) = &arguments.source_snapshot {
         show_snapshot(&mut sources, text).await?;
     }

@@ -13,6 +13,7 @@ use super::common::{self, CommonArgs};
 use super::describe::{Description, describe};
 use super::help;
 use super::human;
+use super::ova;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::output::Output;
 use crate::report;
@@ -63,6 +64,9 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         ..Default::default()
     };
     lane::install(&options)?;
+    if let Some(path) = ova::package(&arguments.common, &spec) {
+        return lane::block_on(ova::info(&path, &arguments.common));
+    }
     let chain = lane::block_on(collect(spec, &arguments));
     let (images, broken) = (chain.images, chain.broken);
     // QEMU's program shows nothing of a chain that does not end.

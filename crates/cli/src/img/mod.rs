@@ -24,6 +24,7 @@ mod info;
 mod map;
 mod measure;
 mod note;
+mod ova;
 mod rebase;
 mod repository;
 mod resize;

@@ -26,7 +26,10 @@
     ("blockdev-add<http>.keep-size is ours", "beyond QEMU's"),
     ("blockdev-add<https>.", "options beyond QEMU's"),
     ("blockdev-add<ssh>.timeout is ours", "beyond QEMU's"),
-    ("blockdev-add.driver = ours", "files on other machines, and caches of them"),
+    (
+        "blockdev-add.driver = ours",
+        "files on other machines, caches of them, and members of packages",
+    ),
     ("blockdev-add<qcow2>", "options beyond QEMU's"),
     (
         "chardev-add.backend.type = theirs",

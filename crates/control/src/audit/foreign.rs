@@ -1,10 +1,22 @@
-//! Images of formats that Vellum does not read: what they refer to, as far as it can be
-//! told, and that nobody here vouches for the rest.
+//! Images of other programs' formats: what they refer to, and what the check of the format finds. Of those
+//! that Vellum does not read, nobody here vouches for the rest.
+//!
+//! Invariant: an image is opened and checked without what it refers to. Other files are told, never
+//! opened, whatever two readers of the same bytes make of them.
 
-use vellum::Result;
+use std::sync::Arc;
 
+use vellum::{ErrorKind, Result, Storage};
+
+use super::qcow2::is_of_the_disk;
 use super::reference::Role;
-use super::{Audit, read};
+use super::{Audit, Checked, Level, MAX_TOLD, read};
+use crate::flags::OpenFlags;
+use crate::foreign::{self, CheckReport, ForeignFormat, Opening};
+use crate::gate::FilePolicy;
+use crate::graph::OpenContext;
+use crate::open::Ancestry;
+use crate::{Options, error_text};
 
 const SECTOR_BYTES: u64 = 512;
 /// The most of a VMDK descriptor that is read; real ones have one or two KiB.
@@ -28,9 +40,75 @@ impl Audit<'_> {
             }
             _ => {}
         }
-        let message = format!("Vellum cannot tell whether a {format} image is sound");
-        self.report.reject("unsupported-format", message);
+        match foreign::find(format) {
+            Some(format) => self.sound(format).await,
+            None => {
+                let message = format!("Vellum cannot tell whether a {format} image is sound");
+                self.report.reject("unsupported-format", message);
+                Ok(())
+            }
+        }
+    }
+
+    /// Opens the image alone, and checks it.
+    async fn sound(&mut self, format: &'static ForeignFormat) -> Result<()> {
+        let work = self.in_time(examine(format, self.storage.clone())).await;
+        let found = match work {
+            None => {
+                self.is_too_late();
+                return Ok(());
+            }
+            Some(Err(error)) if is_of_the_disk(&error) => return Err(error),
+            Some(Err(error)) => {
+                self.cannot_be_opened(&error);
+                return Ok(());
+            }
+            Some(Ok(found)) => found,
+        };
+        self.check_size(found.size_bytes);
+        if found.is_dirty {
+            let message = "the image was not closed cleanly";
+            self.report.warn("dirty", message);
+        }
+        if let Some(checked) = found.checked {
+            self.judge_foreign(&checked);
+        }
         Ok(())
+    }
+
+    fn cannot_be_opened(&mut self, error: &vellum::Error) {
+        let names_parts = |reference: &super::Reference| reference.role == Role::Extent;
+        match error.kind() {
+            ErrorKind::Denied if self.report.references.iter().any(names_parts) => {
+                let message = "the parts of the disk that lie in other files are not looked at";
+                self.report.note("not-checked", message);
+            }
+            ErrorKind::Denied => self.report.reject("extent", error_text(error)),
+            ErrorKind::Unsupported => {
+                self.report.reject("unsupported-format", error_text(error));
+            }
+            _ => self.report.reject("inconsistent", error_text(error)),
+        }
+    }
+
+    fn judge_foreign(&mut self, found: &CheckReport) {
+        let (corruptions, errors) = (found.corruptions, found.check_errors);
+        self.report.checked = Some(Checked {
+            corruptions,
+            leaks: found.leaks,
+            errors,
+        });
+        if corruptions + errors > 0 {
+            for message in found.messages.iter().take(MAX_TOLD) {
+                self.report.reject("inconsistent", message.trim_end());
+            }
+            let message = format!("{corruptions} contradictions in the metadata, {errors} errors");
+            self.report.reject("inconsistent", message);
+        }
+        if found.leaks > 0 {
+            let message = format!("{} clusters take space and are not used", found.leaks);
+            self.report.add(Level::Note, "leaks", message);
+        }
     }
 
     /// A backing file's name by place and length, as qcow and QED have it.
@@ -77,8 +155,10 @@ impl Audit<'_> {
         Ok(())
     }
 
-    /// VMDK: a text that names extents, by itself or inside of the first of them.
+    /// VMDK: a text that names extents, by itself or inside of the first of them. That one names itself by
+    /// the name that it had when it was made.
     async fn vmdk(&mut self, head: &[u8]) -> Result<()> {
+        let holds_disk = head.starts_with(b"KDMV") && le64(head, 12) != Some(0);
         let (offset, length) = match head.get(..4) {
             Some(b"KDMV") => {
                 let sectors = |at| le64(head, at).unwrap_or(0).saturating_mul(SECTOR_BYTES);
@@ -89,11 +169,54 @@ impl Audit<'_> {
         };
         let length = length.min(MAX_DESCRIPTOR_BYTES);
         let descriptor = read(&self.storage, offset.min(i64::MAX as u64 - length), length).await?;
-        for (role, name) in descriptor_names(&text(&descriptor)) {
-            self.refer(role, Some(&name), None, true);
+        let names = descriptor_names(&text(&descriptor));
+        let extents = names.iter().filter(|(role, _)| *role == Role::Extent);
+        let is_alone = holds_disk && extents.count() == 1;
+        for (role, name) in names {
+            let is_own = role == Role::Extent && is_alone && !name.contains(['/', '\\', ':']);
+            if !is_own {
+                self.refer(role, Some(&name), None, true);
+            }
         }
         Ok(())
     }
+}
+
+/// What is found by opening an image.
+struct Found {
+    size_bytes: u64,
+    is_dirty: bool,
+    /// `None`: the format has nothing that could be checked.
+    checked: Option<CheckReport>,
+}
+
+/// Opens an image that may open nothing else, and checks it.
+async fn examine(format: &'static ForeignFormat, storage: Arc<dyn Storage>) -> Result<Found> {
+    let opening = Opening {
+        format,
+        file: storage.clone(),
+        options: Options::new(),
+        writable: false,
+        around: OpenContext {
+            flags: OpenFlags {
+                no_backing: true,
+                for_check: true,
+                metadata_only: true,
+                ..OpenFlags::default()
+            },
+            policy: FilePolicy::Nothing,
+            place: Ancestry::default(),
+        },
+    };
+    let device = (format.open)(opening).await?;
+    let size_bytes = device.size_bytes();
+    let is_dirty = foreign::facts(&*device).is_some_and(|facts| facts.is_dirty);
+    drop(device);
+    Ok(Found {
+        size_bytes,
+        is_dirty,
+        checked: foreign::check_alone(format, &storage).await?,
+    })
 }
 
 /// The files that a VMDK descriptor names.

@@ -9,11 +9,15 @@
 //! - No file is opened: everything is read from the one storage that was handed over.
 //!   Names are resolved by looking at links only, and only where the policy asks for it.
 //! - Nothing is written.
-//! - Memory stays below [`Policy::max_memory_bytes`] and a little, time below
-//!   [`Policy::max_time`] and one read, whatever the bytes say.
+//! - Memory stays below [`Policy::max_memory_bytes`] and a little (for formats of other programs, within
+//!   the budgets that their tables have), time below [`Policy::max_time`] and one read, whatever the
+//!   bytes say.
 
+use std::future::{Future, poll_fn};
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use vellum::{Buffer, Buffers, Result, Storage};
@@ -167,7 +171,7 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// For qcow2 images whose header can be read.
     pub facts: Option<Facts>,
-    /// For qcow2 images whose metadata was checked to its end.
+    /// For images whose metadata was checked to its end.
     pub checked: Option<Checked>,
 }
 
@@ -221,6 +225,8 @@ struct Audit<'a> {
 /// of an ISO 9660 descriptor that programs look at, and one sector.
 const HEAD_BYTES: u64 = 40 << 10;
 const TAIL_BYTES: u64 = 512;
+/// Findings of a check that are told one by one.
+const MAX_TOLD: usize = 20;
 
 /// Audits the image in `storage`.
 ///
@@ -334,6 +340,23 @@ impl Audit<'_> {
             }
             _ => true,
         }
+    }
+
+    /// Runs work that reads in small pieces, until the time is over.
+    async fn in_time<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let mut work = pin!(work);
+        poll_fn(|context| match self.is_late() {
+            true => Poll::Ready(None),
+            false => work.as_mut().poll(context).map(Some),
+        })
+        .await
+    }
+
+    /// Takes down that a check was ended.
+    fn is_too_late(&mut self) {
+        let seconds = self.policy.max_time.as_secs_f64();
+        let message = format!("the check did not end within {seconds} s");
+        self.report.forbid("time-limit", message, Permission::Time);
     }
 
     fn is_late(&self) -> bool {

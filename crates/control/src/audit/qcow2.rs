@@ -1,9 +1,6 @@
 //! What a qcow2 image says, and whether it agrees with itself.
 
-use std::future::{Future, poll_fn};
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 
 use parking_lot::Mutex;
 use vellum::luks::LuksHeader;
@@ -19,11 +16,9 @@ use vellum_format::features::{Autoclear, Compatible, Incompatible};
 use vellum_format::snapshot::SnapshotEntry;
 
 use super::reference::Role;
-use super::{Audit, Checked, Facts, Level, Permission};
+use super::{Audit, Checked, Facts, Level, MAX_TOLD, Permission};
 use crate::{error_text, minisign};
 
-/// Findings of the check that are told one by one.
-const MAX_TOLD: usize = 20;
 /// What a check may keep for each cluster of the file, and for each L1 entry, at worst.
 const BYTES_PER_CLUSTER: u64 = 16;
 const BYTES_PER_L1_ENTRY: u64 = 64;
@@ -285,9 +280,7 @@ impl Audit<'_> {
         }
         let outcome = match work {
             None => {
-                let seconds = self.policy.max_time.as_secs_f64();
-                let message = format!("the check did not end within {seconds} s");
-                self.report.forbid("time-limit", message, Permission::Time);
+                self.is_too_late();
                 return Ok(());
             }
             Some(Err(error)) if is_of_the_disk(&error) => return Err(error),
@@ -323,20 +316,10 @@ impl Audit<'_> {
             self.report.add(Level::Note, "leaks", message);
         }
     }
-
-    /// Runs work that reads in small pieces, until the time is over.
-    async fn in_time<T>(&self, work: impl Future<Output = T>) -> Option<T> {
-        let mut work = pin!(work);
-        poll_fn(|context| match self.is_late() {
-            true => Poll::Ready(None),
-            false => work.as_mut().poll(context).map(Some),
-        })
-        .await
-    }
 }
 
 /// Whether the disk failed, rather than what is on it.
-fn is_of_the_disk(error: &vellum::Error) -> bool {
+pub(super) fn is_of_the_disk(error: &vellum::Error) -> bool {
     matches!(
         error.kind(),
         ErrorKind::Io | ErrorKind::ChecksumMismatch | ErrorKind::PermissionDenied

@@ -54,7 +54,7 @@ const NO_DISKS: &[(&str, usize, &[u8])] = &[
     ("a zip archive: unpack it first", 0, b"PK\x03\x04"),
     ("a 7z archive: unpack it first", 0, b"7z\xbc\xaf\x27\x1c"),
     (
-        "a tar archive (OVA packages are such): unpack it first",
+        "a tar archive: unpack it first, or name a disk of an OVA package as FILE#DISK",
         257,
         b"ustar",
     ),

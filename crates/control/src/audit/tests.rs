@@ -206,12 +206,12 @@ fn two_formats_in_one_file_are_one_too_many() {
 }
 
 #[test]
-fn formats_that_are_not_known_are_rejected_with_what_they_name() {
+fn formats_of_other_programs_are_told_with_what_they_name() {
     let descriptor = b"# x\nversion=1\nRW 2048 FLAT \"/etc/passwd\" 0\n".to_vec();
     let report = look(descriptor, &Policy::default());
     assert_eq!(report.format, "vmdk");
     let codes: Vec<_> = report.findings.iter().map(|f| f.code).collect();
-    assert_eq!(codes, ["extent", "unsupported-format"]);
+    assert_eq!(codes, ["extent", "not-checked"]);
     let mut sparse = vec![0; 1 << 16];
     sparse[..4].copy_from_slice(b"KDMV");
     sparse[28] = 1;
@@ -238,6 +238,62 @@ fn formats_that_are_not_known_are_rejected_with_what_they_name() {
     (vhd[22], vhd[63]) = (2, 4);
     vhd[512 + 64..512 + 68].copy_from_slice(b"\0/\0p");
     assert_eq!(look(vhd, &Policy::default()).references[0].name, "/p");
+}
+
+#[test]
+fn images_of_other_programs_are_checked() {
+    use vellum_foreign::vdi;
+
+    let file = Arc::new(MemStorage::new());
+    let storage: Arc<dyn vellum::Storage> = file.clone();
+    let options = vdi::CreateOptions::default()
+        .size_bytes(4 << 20)
+        .is_static(true);
+    lane::block_on(vdi::create(&storage, &options)).expect("an image");
+    let bytes = file.snapshot();
+    let report = look(bytes.clone(), &Policy::default());
+    assert!(report.is_safe(), "{report:?}");
+    assert_eq!(report.checked, Some(Checked::default()));
+    let small = Policy {
+        max_size_bytes: Some(1 << 20),
+        ..Policy::default()
+    };
+    assert_eq!(reasons(bytes.clone(), &small), ["virtual-size"]);
+    let hasty = Policy {
+        max_time: Duration::ZERO,
+        ..Policy::default()
+    };
+    assert_eq!(reasons(bytes.clone(), &hasty), ["time-limit"]);
+    let mut twice = bytes;
+    let map = u32::from_le_bytes(twice[0x154..0x158].try_into().unwrap()) as usize;
+    twice.copy_within(map..map + 4, map + 4);
+    assert_eq!(reasons(twice, &Policy::default()), ["inconsistent"]);
+}
+
+/// The file that holds a sparse VMDK names itself, by a name that it had.
+#[test]
+fn a_sparse_vmdk_names_no_other_file() {
+    use vellum_foreign::vmdk;
+
+    let file = Arc::new(MemStorage::new());
+    let storage: Arc<dyn vellum::Storage> = file.clone();
+    let options = vmdk::CreateOptions::default().size_bytes(4 << 20);
+    let made = vmdk::create(&storage, &[], &options);
+    lane::block_on(made).expect("an image");
+    let bytes = file.snapshot();
+    let report = look(bytes.clone(), &Policy::default());
+    assert!(
+        report.is_safe() && report.references.is_empty(),
+        "{report:?}"
+    );
+    let at = bytes
+        .windows(10)
+        .position(|bytes| bytes.starts_with(b"RW 8192 "))
+        .expect("a line");
+    let mut other = bytes;
+    let line = b"RW 8192 SPARSE \"/x\"\n#";
+    other[at..at + line.len()].copy_from_slice(line);
+    assert_eq!(reasons(other, &Policy::default()), ["extent"]);
 }
 
 #[test]

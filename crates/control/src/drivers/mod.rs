@@ -22,6 +22,7 @@ mod no_remote;
 mod null;
 #[cfg(feature = "s3")]
 mod object;
+mod ova;
 mod preallocate;
 mod quorum;
 #[cfg(feature = "rbd")]
@@ -134,6 +135,7 @@ static DRIVERS: &[Driver] = &[
     protocol("null-co", |o, c, a| {
         Box::pin(null::open("null-co", o, c, a))
     }),
+    protocol("ova", |o, c, a| Box::pin(ova::open(o, c, a))),
     format("parallels", |o, c, a| {
         Box::pin(foreign("parallels", o, c, a))
     }),

@@ -107,6 +107,7 @@ fn own(driver: &str) -> &'static [&'static str] {
         "raw" => &["offset", "size"],
         "luks" => &["key-secret", "header"],
         "file" | "host_device" | "host_cdrom" => &["filename", "aio", "locking"],
+        "ova" => &["filename", "member"],
         "repository" => &["path", "tag", "number", "push"],
         "http" | "https" | "s3" | "gs" | "az" | "cache" => of_servers(driver),
         "rbd" | "ssh" => of_far_disks(driver),

@@ -216,6 +216,12 @@ fn extent_names(descriptor: &Descriptor) -> Vec<String> {
     extents.map(|extent| extent.name.clone()).collect()
 }
 
+/// Checks an image that is one file; one that names others is refused.
+pub(super) async fn check_alone(file: &Arc<dyn Storage>) -> Result<vellum_foreign::CheckReport> {
+    let descriptor = vmdk::read_descriptor(&**file).await?;
+    vmdk::check(file.clone(), descriptor, Vec::new()).await
+}
+
 async fn check(file: &Arc<dyn Storage>) -> Result<vellum_foreign::CheckReport> {
     let descriptor = vmdk::read_descriptor(&**file).await?;
     let mut extents = Vec::new();

@@ -1,0 +1,321 @@
+//! Packages of virtual machines (OVA), made here byte by byte around disks of the real `qemu-img`.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+
+const DISK_BYTES: &str = "4194304";
+
+fn run(program: &Path, folder: &Path, words: &[&str]) -> Output {
+    let mut command = Command::new(program);
+    command.args(words).current_dir(folder).env("LC_ALL", "C");
+    command.output().expect("the program runs")
+}
+
+fn vellum(folder: &TempDir, words: &[&str]) -> Output {
+    run(
+        Path::new(env!("CARGO_BIN_EXE_vellum")),
+        folder.path(),
+        words,
+    )
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// What a command that must succeed prints.
+#[track_caller]
+fn done(folder: &TempDir, line: &str) -> String {
+    let output = vellum(folder, &line.split_whitespace().collect::<Vec<_>>());
+    assert!(output.status.success(), "{line}: {output:?}");
+    text(&output.stdout)
+}
+
+/// What a command that must fail says.
+#[track_caller]
+fn refused(folder: &TempDir, line: &str) -> String {
+    let output = vellum(folder, &line.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(output.status.code(), Some(1), "{line}: {output:?}");
+    text(&output.stderr)
+}
+
+fn theirs(folder: &Path, program: &str, words: &[&str]) {
+    let output = run(Path::new(program), folder, words);
+    assert!(
+        output.status.success(),
+        "run `cargo xtask setup`: {output:?}"
+    );
+}
+
+fn octal(field: &mut [u8], value: usize) {
+    let digits = format!("{value:0width$o}", width = field.len() - 1);
+    field[..digits.len()].copy_from_slice(digits.as_bytes());
+}
+
+/// A tar file.
+fn archive(members: &[(&str, Vec<u8>)]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (name, content) in members {
+        let mut header = [0; 512];
+        header[..name.len()].copy_from_slice(name.as_bytes());
+        octal(&mut header[124..136], content.len());
+        header[148..156].fill(b' ');
+        header[156] = b'0';
+        header[257..263].copy_from_slice(b"ustar\0");
+        let sum = header.iter().map(|&byte| usize::from(byte)).sum();
+        octal(&mut header[148..155], sum);
+        bytes.extend(header);
+        bytes.extend(content);
+        bytes.resize(bytes.len().next_multiple_of(512), 0);
+    }
+    bytes.resize(bytes.len() + 1024, 0);
+    bytes
+}
+
+fn descriptor(disks: &[&str]) -> Vec<u8> {
+    let files = disks
+        .iter()
+        .map(|name| format!("<File ovf:id='{name}' ovf:href='{name}'/>"));
+    let entries = disks.iter().map(|name| {
+        format!(
+            "<Disk ovf:diskId='of {name}' ovf:capacity='4' ovf:capacityAllocationUnits='byte * 2^20' \
+             ovf:fileRef='{name}' ovf:format='http://www.vmware.com/x#streamOptimized'/>"
+        )
+    });
+    let (files, entries) = (files.collect::<String>(), entries.collect::<String>());
+    let namespace = "http://schemas.dmtf.org/ovf/envelope/1";
+    format!(
+        "<Envelope xmlns='{namespace}' xmlns:ovf='{namespace}'><References>{files}</References>\
+         <DiskSection>{entries}</DiskSection><VirtualSystem ovf:id='vm'><Name>a machine</Name>\
+         </VirtualSystem></Envelope>"
+    )
+    .into_bytes()
+}
+
+fn manifest(members: &[(&str, &[u8])]) -> Vec<u8> {
+    let line = |(name, bytes): &(&str, &[u8])| {
+        let sum = Sha256::digest(bytes);
+        let digits: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("SHA256({name})= {digits}\n")
+    };
+    members.iter().map(line).collect::<String>().into_bytes()
+}
+
+/// `disk.raw`, and `one.ova` of its streamOptimized VMDK.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    theirs(
+        folder.path(),
+        "qemu-img",
+        &["create", "-q", "disk.raw", "4M"],
+    );
+    let writes = [
+        "-f",
+        "raw",
+        "-c",
+        "write -P 1 0 64k",
+        "-c",
+        "write -P 2 3M 5k",
+        "disk.raw",
+    ];
+    theirs(folder.path(), "qemu-io", &writes);
+    let convert = "convert -f raw -O vmdk -o subformat=streamOptimized disk.raw disk1.vmdk";
+    theirs(
+        folder.path(),
+        "qemu-img",
+        &convert.split(' ').collect::<Vec<_>>(),
+    );
+    let disk = std::fs::read(folder.path().join("disk1.vmdk")).expect("a disk");
+    // Nothing beside the package must be taken for what is in it.
+    std::fs::remove_file(folder.path().join("disk1.vmdk")).expect("it is there");
+    let ovf = descriptor(&["disk1.vmdk"]);
+    let sums = manifest(&[("m.ovf", &ovf), ("disk1.vmdk", &disk)]);
+    let members = [("m.ovf", ovf), ("m.mf", sums), ("disk1.vmdk", disk)];
+    write(&folder, "one.ova", &archive(&members));
+    folder
+}
+
+fn write(folder: &TempDir, name: &str, bytes: &[u8]) {
+    std::fs::write(folder.path().join(name), bytes).expect("a file");
+}
+
+fn read(folder: &TempDir, name: &str) -> Vec<u8> {
+    std::fs::read(folder.path().join(name)).expect("a file")
+}
+
+#[test]
+fn a_member_is_an_image_wherever_a_name_is_taken() {
+    let folder = folder();
+    let member = "one.ova#disk1.vmdk";
+    done(&folder, &format!("convert {member} -O qcow2 out.qcow2"));
+    theirs(
+        folder.path(),
+        "qemu-img",
+        &["compare", "out.qcow2", "disk.raw"],
+    );
+    done(
+        &folder,
+        &format!("compare -f vmdk -F raw {member} disk.raw"),
+    );
+    done(&folder, &format!("check {member}"));
+    let info: Value = serde_json::from_str(&done(&folder, &format!("info --output=json {member}")))
+        .expect("JSON");
+    assert_eq!(info["format"], "vmdk");
+    assert_eq!(info["virtual-size"].to_string(), DISK_BYTES);
+    assert_eq!(info["filename"], member);
+    done(&folder, &format!("map {member}"));
+    done(
+        &folder,
+        &format!("create -q -f qcow2 -b {member} -F vmdk over.qcow2"),
+    );
+    done(&folder, "compare -f qcow2 -F raw over.qcow2 disk.raw");
+    for options in [
+        "file.filename=one.ova,file.member=disk1.vmdk",
+        "file.file.driver=file,file.file.filename=one.ova",
+    ] {
+        let options = format!("driver=vmdk,file.driver=ova,{options}");
+        let answer = done(&folder, &format!("info --image-opts {options}"));
+        assert!(answer.contains("virtual size: 4 MiB"), "{answer}");
+    }
+    let io = ["io", "-f", "vmdk", "-c", "write 0 64k", member];
+    let output = vellum(&folder, &io);
+    let error = text(&output.stderr);
+    assert!(
+        error.contains("a member of a package cannot be changed"),
+        "{output:?}"
+    );
+    let audit = done(&folder, &format!("audit {member}"));
+    assert!(audit.contains("safe"), "{audit}");
+}
+
+#[test]
+fn a_package_is_told_and_its_only_disk_taken() {
+    let folder = folder();
+    let answer = done(&folder, "info one.ova");
+    for line in [
+        "package: one.ova",
+        "virtual machine: a machine",
+        "manifest: SHA256 ('vellum check' compares)",
+        "    of disk1.vmdk: 4 MiB, in disk1.vmdk, http://www.vmware.com/x#streamOptimized",
+    ] {
+        assert!(answer.lines().any(|told| told == line), "{line}: {answer}");
+    }
+    let info: Value =
+        serde_json::from_str(&done(&folder, "info --output=json one.ova")).expect("JSON");
+    assert_eq!(info["disks"][0]["capacity"].to_string(), DISK_BYTES);
+    assert_eq!(info["disks"][0]["file"], "disk1.vmdk");
+    assert_eq!(info["members"][2]["in-manifest"], true);
+    assert_eq!(info["members"][1]["in-manifest"], false);
+    assert_eq!(info["certificate"], Value::Null);
+    done(&folder, "convert one.ova -O raw out.raw");
+    assert_eq!(read(&folder, "out.raw"), read(&folder, "disk.raw"));
+    assert_eq!(
+        done(&folder, "check one.ova"),
+        "No errors were found on the image.\n"
+    );
+    // Bytes for whoever says so, and for programs called as QEMU's.
+    done(&folder, "convert -f raw one.ova -O raw bytes");
+    assert_eq!(read(&folder, "bytes"), read(&folder, "one.ova"));
+    let link = folder.path().join("qemu-img");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_vellum"), &link).expect("a link");
+    let output = run(&link, folder.path(), &["info", "one.ova"]);
+    assert!(
+        text(&output.stdout).contains("file format: raw"),
+        "{output:?}"
+    );
+}
+
+#[test]
+fn one_of_several_disks_is_to_be_named() {
+    let folder = folder();
+    let members = [
+        ("m.ovf", descriptor(&["a", "b"])),
+        ("a", vec![1; 512]),
+        ("b", vec![2; 1024]),
+    ];
+    write(&folder, "two.ova", &archive(&members));
+    let error = refused(&folder, "convert two.ova -O raw out");
+    assert!(
+        error.contains("2 disks, 'a', 'b': name one, as in 'two.ova#a'"),
+        "{error}"
+    );
+    done(&folder, "convert -f raw two.ova#b -O raw out");
+    assert_eq!(read(&folder, "out"), [2; 1024]);
+    let error = refused(
+        &folder,
+        "convert -f raw two.ova#../../etc/passwd -O raw out2",
+    );
+    assert!(error.contains("no member '../../etc/passwd'"), "{error}");
+    let checked = done(&folder, "check two.ova");
+    assert!(checked.contains("No errors"), "{checked}");
+    assert!(done(&folder, "info two.ova").contains("manifest: none"));
+}
+
+#[test]
+fn what_the_manifest_does_not_have_is_not_converted() {
+    let folder = folder();
+    let mut bytes = read(&folder, "one.ova");
+    // The last bytes of the disk, which no reader of it looks at.
+    let at = bytes.len() - 1024 - 1;
+    bytes[at] ^= 1;
+    write(&folder, "wrong.ova", &bytes);
+    let line = "the manifest has another SHA256 sum of 'disk1.vmdk'";
+    for words in [
+        "convert wrong.ova -O raw out",
+        "convert wrong.ova#disk1.vmdk -O raw out",
+    ] {
+        let error = refused(&folder, words);
+        assert!(error.contains(line), "{error}");
+        assert!(!folder.path().join("out").exists());
+    }
+    let output = vellum(&folder, &["check", "wrong.ova"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(text(&output.stderr).contains(line), "{output:?}");
+    let output = vellum(&folder, &["check", "--output=json", "wrong.ova"]);
+    let value: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(
+        (&value["format"], &value["corruptions"]),
+        (&"ova".into(), &1.into())
+    );
+    bytes.truncate(bytes.len() - 4096);
+    write(&folder, "cut.ova", &bytes);
+    let error = refused(&folder, "info cut.ova");
+    assert!(
+        error.contains("the file ends before its member 'disk1.vmdk' does"),
+        "{error}"
+    );
+}
+
+#[test]
+fn files_are_what_their_names_say() {
+    let folder = folder();
+    write(&folder, "one.ova#disk1.vmdk", &[7; 512]);
+    write(&folder, "plain#name", &[8; 512]);
+    done(&folder, "convert -f raw one.ova#disk1.vmdk -O raw out");
+    assert_eq!(read(&folder, "out"), [7; 512]);
+    done(&folder, "convert -f raw plain#name -O raw out2");
+    assert_eq!(read(&folder, "out2"), [8; 512]);
+    let error = refused(&folder, "info none.ova#disk");
+    assert!(error.contains("No such file or directory"), "{error}");
+    // A member that is called like a file of the host is still a member.
+    write(&folder, "secret", b"of the host");
+    let path = folder.path().join("secret").display().to_string();
+    let members = [("m.ovf", descriptor(&[&path])), (&*path, vec![3; 512])];
+    write(&folder, "trick.ova", &archive(&members));
+    done(
+        &folder,
+        &format!("convert -f raw trick.ova#{path} -O raw inside"),
+    );
+    assert_eq!(read(&folder, "inside"), [3; 512]);
+    // A descriptor in a package that names a part beside it.
+    let flat = b"# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType=\"monolithicFlat\"\n\
+                 RW 1 FLAT \"secret\" 0\n";
+    let members = [("m.ovf", descriptor(&["d"])), ("d", flat.to_vec())];
+    write(&folder, "flat.ova", &archive(&members));
+    let error = refused(&folder, "convert flat.ova -O raw out3");
+    assert!(error.contains("cannot name 'secret' beside it"), "{error}");
+}
