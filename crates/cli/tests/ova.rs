@@ -167,7 +167,7 @@ fn a_member_is_an_image_wherever_a_name_is_taken() {
     assert_eq!(info["format"], "vmdk");
     assert_eq!(info["virtual-size"].to_string(), DISK_BYTES);
     assert_eq!(info["filename"], member);
-    done(&folder, &format!("map {member}"));
+    done(&folder, &format!("map --output=json {member}"));
     done(
         &folder,
         &format!("create -q -f qcow2 -b {member} -F vmdk over.qcow2"),
@@ -281,6 +281,14 @@ fn what_the_manifest_does_not_have_is_not_converted() {
         (&value["format"], &value["corruptions"]),
         (&"ova".into(), &1.into())
     );
+    bytes[0] ^= 1;
+    write(&folder, "damaged.ova", &bytes);
+    let error = refused(&folder, "convert damaged.ova -O raw out");
+    assert!(
+        error.contains("a header of the tar file has a wrong checksum"),
+        "{error}"
+    );
+    bytes[0] ^= 1;
     bytes.truncate(bytes.len() - 4096);
     write(&folder, "cut.ova", &bytes);
     let error = refused(&folder, "info cut.ova");

@@ -144,7 +144,7 @@ mod tests {
         let path = |name: &str| folder.path().join(name).display().to_string();
         std::fs::write(path("m.ova"), header("m.ovf")).unwrap();
         std::fs::write(path("m#1.ova"), header("m.ovf")).unwrap();
-        std::fs::write(path("other.ova"), header("disk")).unwrap();
+        std::fs::write(path("other.ova"), [1; 512]).unwrap();
         std::fs::write(path("m.ova#file"), b"").unwrap();
         let member = |name: &str| split(&path(name)).map(|(_, member)| member.to_owned());
         assert_eq!(member("m.ova#d"), Some("d".to_owned()));

@@ -67,6 +67,7 @@ written, and no other file is opened. It is rejected if it names other files tha
 allowed, breaks a limit, contradicts itself, is of a format that cannot be checked, or is
 several formats at once. A reason that an option would take away is followed by that option.
 A warning or a note is no reason: that it is encrypted, say, or an archive and no disk.
+FILE#DISK is a disk in a package of a virtual machine (OVA).
 
 Of one image --output=json prints an object, of several an array of such objects, in their
 order: 'image', 'verdict' (safe, rejected, unreadable), 'findings' with 'level', 'code',

@@ -66,18 +66,10 @@ fn field(block: &[u8; BLOCK_BYTES], range: std::ops::Range<usize>) -> &[u8] {
     block.get(range).unwrap_or_default()
 }
 
-/// Whether a file that begins so may be a package: a tar file that begins with a descriptor, or with an
-/// extension that may name one.
+/// Whether a file that begins so may be a package: a tar file, be its first header damaged. The descriptor
+/// is to come first, but not all who make packages keep to that.
 pub fn may_be_package(block: &[u8; BLOCK_BYTES]) -> bool {
-    match decode(block) {
-        Ok(Block::Header(header)) => match header.kind {
-            Kind::File => header.name.to_ascii_lowercase().ends_with(b".ovf"),
-            Kind::LongName | Kind::Extended => true,
-            // Of all members, or the folder that all lie in.
-            Kind::Other => matches!(block.get(TYPE), Some(b'g' | b'5')),
-        },
-        _ => false,
-    }
+    field(block, MAGIC).starts_with(b"ustar") || matches!(decode(block), Ok(Block::Header(_)))
 }
 
 /// Takes a header apart.
@@ -274,10 +266,18 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn packages_begin_with_a_descriptor() {
-        assert!(may_be_package(&header(b"m.OVF", b"7", b'0')));
-        assert!(may_be_package(&header(b"PaxHeader/m", b"7", b'x')));
-        assert!(!may_be_package(&header(b"m.vmdk", b"7", b'0')));
+    fn packages_begin_as_tar_files() {
+        let mut block = header(b"m.ovf", b"7", b'0');
+        assert!(may_be_package(&block));
+        block[0] ^= 1;
+        assert!(
+            may_be_package(&block),
+            "one that is damaged is not taken for a disk"
+        );
+        block[MAGIC].fill(0);
+        assert!(!may_be_package(&block));
+        seal(&mut block);
+        assert!(may_be_package(&block), "older ones have no magic");
         assert!(!may_be_package(&[0; BLOCK_BYTES]));
         assert!(!may_be_package(&[b'x'; BLOCK_BYTES]));
     }
