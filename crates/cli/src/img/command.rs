@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, error_text};
 use vellum_io::lane;
 
-use super::ova;
+use super::package_name;
 use crate::getopt::{OptionSpec, Parser, Shape, UsageError};
 use crate::output::UnknownOutput;
 use crate::size::{self, SizeError};
@@ -159,7 +159,7 @@ pub fn image_spec(
     let spec = spec.map_err(|error| open_failure(name, &error))?;
     Ok(match image_opts {
         true => spec,
-        false => ova::disk_in(spec),
+        false => package_name::disk_in(spec),
     })
 }
 

@@ -25,6 +25,7 @@ mod map;
 mod measure;
 mod note;
 mod ova;
+mod package_name;
 mod rebase;
 mod repository;
 mod resize;

@@ -1,17 +1,16 @@
 //! Packages of virtual machines (OVA) as a whole: what `info` and `check` say of one, and what `convert`
 //! does before it believes a member's bytes.
-//!
-//! Programs that are called as QEMU's see a file of bytes, as QEMU's do.
 
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use vellum::{BlockDevice, Storage};
 use vellum_control::ova::{self, Package, VirtualDisk};
-use vellum_control::{ImageSpec, Source, error_text, json as control_json};
+use vellum_control::{ImageSpec, error_text, json as control_json};
 
 use super::command::{Failure, Outcome, fail, open_failure};
 use super::common::CommonArgs;
+use super::package_name;
 use crate::output::Output;
 use crate::report;
 use crate::size::human;
@@ -21,23 +20,7 @@ use crate::terminal::harmless;
 pub fn package(arguments: &CommonArgs, spec: &ImageSpec) -> Option<String> {
     match arguments.image_opts {
         true => None,
-        false => named(&spec.name, arguments.format.as_deref()),
-    }
-}
-
-fn named(name: &str, format: Option<&str>) -> Option<String> {
-    let is_meant = format.is_none() && report::is_own_name(report::program());
-    is_meant.then(|| ova::named_package(name)).flatten()
-}
-
-/// An image that is named by the package that it lies in.
-pub fn disk_in(spec: ImageSpec) -> ImageSpec {
-    match named(&spec.name, spec.format.as_deref()) {
-        Some(package) => ImageSpec {
-            source: Source::Filename(ova::name_of_only_disk(&package)),
-            ..spec
-        },
-        None => spec,
+        false => package_name::package(&spec.name, arguments.format.as_deref()),
     }
 }
 
