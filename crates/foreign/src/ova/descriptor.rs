@@ -126,6 +126,8 @@ fn has_many_attributes(text: &[u8]) -> bool {
 }
 
 fn invalid(why: &str) -> Error {
+    // Characters of the descriptor may be in it.
+    let why: String = why.chars().filter(|letter| !letter.is_control()).collect();
     let message = format!("the descriptor of the package cannot be read: {why}");
     Error::new(ErrorKind::InvalidImage, "open", message)
 }

@@ -145,6 +145,7 @@ impl Package {
         };
         let described = self.descriptor.file_named(&member.name);
         if let Some(how) = described.and_then(|file| file.compression.as_deref()) {
+            let how = how.escape_debug();
             let message = format!("the member '{}' is compressed ({how})", member.name);
             return Err(self.error(ErrorKind::Unsupported, message));
         }
