@@ -163,7 +163,8 @@ fn images_of_other_formats_are_checked_and_told_with_what_they_name() {
     assert_eq!(value["references"][0]["name"], "flat-flat.vmdk");
     for name in ["sparse.vmdk", "x.vdi", "x.vpc", "x.vhdx"] {
         let value = safe(&folder, &[name]);
-        assert_eq!(value["check"]["corruptions"], 0, "{value:#}");
+        // To open it is all that can be done with that format.
+        assert_eq!(value["check"].is_null(), name == "x.vpc", "{value:#}");
         rejected(&folder, &["--max-size", "64K", name], &["virtual-size"]);
     }
     for name in ["sparse.vmdk", "x.vdi", "x.vpc", "x.vhdx"] {
