@@ -1,6 +1,6 @@
 //! Headers of tar files, as far as packages need them: ustar, pax and GNU's long names. Pure.
 //!
-//! Called by [`package`](super::package), which reads the blocks and follows the sizes.
+//! Called by `package`, which reads the blocks and follows the sizes.
 
 use vellum::{Error, ErrorKind, Result};
 
