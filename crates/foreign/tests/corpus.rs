@@ -36,7 +36,8 @@ fn changed_images_hold() {
             let mut input = inputs[random.usize(0..inputs.len())].clone();
             // Changes at the beginning of the file, where the structures are.
             for _ in 0..random.usize(1..4) {
-                let at = random.u32(0..[1024, 8192, 1 << 18][random.usize(0..3)]);
+                let end = [1024, 8192, 1 << 18][random.usize(0..3)];
+                let at = random.u32(0..end);
                 let len = random.u8(1..9);
                 input.extend(&at.to_be_bytes()[1..]);
                 input.push(len);

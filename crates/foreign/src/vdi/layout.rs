@@ -41,12 +41,11 @@ pub struct VdiChanges {
 /// Opens an image.
 ///
 /// # Errors
-/// As [`Header::decode`]; [`ErrorKind::Corrupt`] for two blocks in one place, where the image is opened to be
-/// written to; what the storage says.
+/// As [`Header::decode`]; what the storage says.
 pub async fn open(file: Arc<dyn Storage>, read_only: bool) -> Result<Arc<MappedDevice<VdiLayout>>> {
     let target = |error: Error| error.target(file.name());
     let (header, map) = read(&*file).await.map_err(target)?;
-    let (end, free) = places(&map, header.allocated_blocks).map_err(target)?;
+    let (end, free) = places(&map, header.allocated_blocks);
     let layout = VdiLayout {
         state: Mutex::new(State {
             map,
@@ -75,25 +74,27 @@ pub(super) async fn read(file: &dyn Storage) -> Result<(Header, Entries)> {
     Ok((header, map))
 }
 
-/// Behind which place all blocks are, and which places before it are free.
-fn places(map: &Entries, counted: u32) -> Result<(u32, Vec<u32>)> {
-    let used = map.values().iter().filter_map(|&entry| allocated(entry));
-    let last = used.clone().max();
-    let end = last
-        .map_or(0, |last| last + 1)
-        .max(counted.min(map.values().len() as u32));
-    // An image has no more blocks than entries, unless it is damaged.
-    if end as usize > map.values().len() {
-        return Ok((end, Vec::new()));
-    }
+/// Behind which place all blocks are, and which places before it are free. An entry that leads beyond the
+/// image does not count: nothing is read or written there.
+fn places(map: &Entries, counted: u32) -> (u32, Vec<u32>) {
+    let blocks = map.values().len() as u32;
+    let used = map.values().iter();
+    let used = used.filter_map(|&entry| allocated(entry).filter(|&place| place < blocks));
+    let end = used.clone().max().map_or(0, |last| last + 1);
+    let end = end.max(counted.min(blocks));
     let mut is_used = vec![false; end as usize];
     for place in used {
         if let Some(is_used) = is_used.get_mut(place as usize) {
             *is_used = true;
         }
     }
-    let free = (0..end).rev().filter(|&place| !is_used[place as usize]);
-    Ok((end, free.collect()))
+    let free = (0..end).rev().zip(is_used.iter().rev());
+    (
+        end,
+        free.filter(|(_, is_used)| !**is_used)
+            .map(|(place, _)| place)
+            .collect(),
+    )
 }
 
 impl VdiLayout {
@@ -138,6 +139,10 @@ impl Layout for VdiLayout {
         let in_block = offset_bytes % BLOCK_BYTES;
         let index = Self::index(offset_bytes);
         let first = state.map.get(index).unwrap_or(UNALLOCATED);
+        if allocated(first).is_some_and(|place| place >= self.header.blocks) {
+            let message = "an entry of the block map leads beyond the image";
+            return Err(Error::new(ErrorKind::Corrupt, "read", message).at(offset_bytes));
+        }
         let mut run_bytes = BLOCK_BYTES - in_block;
         let rest = state.map.values().get(index + 1..).unwrap_or_default();
         let next_place = |blocks: u32| allocated(first).and_then(|place| place.checked_add(blocks));
