@@ -485,6 +485,9 @@ async fn make_extents(
 
 async fn make_foreign(name: &str, creation: &Creation, settings: &CreateSettings) -> Result<()> {
     (creation.validate)(settings)?;
+    if preallocation(settings)? == Preallocation::Metadata {
+        return Err(invalid("Unsupported preallocation mode: metadata"));
+    }
     let target = Target::open(name, settings).await?;
     let made = async {
         match &target {
@@ -497,6 +500,7 @@ async fn make_foreign(name: &str, creation: &Creation, settings: &CreateSettings
             file: &target.storage(),
             extents: &extents,
             settings,
+            exact: false,
         };
         (creation.fill)(new).await
     };

@@ -11,6 +11,7 @@ use vellum::{BlockDevice, Error, ErrorKind, Result, luks};
 use crate::create::qcow2_options;
 use crate::create_options::CreateSettings;
 use crate::encryption;
+use crate::foreign;
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -73,6 +74,10 @@ pub async fn measure(
             full_bytes: bytes,
             bitmaps_bytes: None,
         });
+    }
+    if foreign::find(format).is_some() {
+        let message = format!("Block driver '{format}' does not support size measurement");
+        return Err(Error::new(ErrorKind::Unsupported, "measure", message));
     }
     if format != "qcow2" {
         return Ok(Measure {

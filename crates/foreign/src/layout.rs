@@ -155,6 +155,12 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
     /// [`ErrorKind::Corrupt`] where the tables contradict themselves.
     fn link(&self, offset_bytes: u64, block: NewBlock) -> Result<()>;
 
+    /// The block that `allocate` found space for is not linked: what was to be written there failed, and
+    /// nothing writes there any more.
+    fn give_back(&self, block: NewBlock) {
+        let _ = block;
+    }
+
     /// Makes the whole block at an offset read as zeroes by its entry alone; `false` if the format cannot
     /// say that (`shows_backing`: zeroes would have to hide a backing file), or not of this block. Then
     /// nothing was done.

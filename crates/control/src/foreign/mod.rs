@@ -69,6 +69,8 @@ pub(crate) struct New<'a> {
     /// The files of [`Creation::extents`].
     pub(crate) extents: &'a [Arc<dyn Storage>],
     pub(crate) settings: &'a CreateSettings,
+    /// Sizes that the format cannot have are refused, not rounded: `blockdev-create` wants that.
+    pub(crate) exact: bool,
 }
 
 impl New<'_> {

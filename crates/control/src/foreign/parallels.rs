@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vellum::{BlockDevice, Result};
+use vellum::{BlockDevice, Error, ErrorKind, Result};
 use vellum_foreign::parallels::{self, CreateOptions};
 
 use super::{Creation, ForeignFormat, New, Opening, QmpKind};
@@ -38,6 +38,10 @@ const OPTIONS: &[OptionDescription] = &[
 async fn fill(new: New<'_>) -> Result<()> {
     let mut options = CreateOptions::default().size_bytes(new.size_bytes());
     if let Some(bytes) = new.settings.integer("cluster_size") {
+        if new.exact && !bytes.is_multiple_of(512) {
+            let message = "Cluster size must be a multiple of 512 bytes";
+            return Err(Error::new(ErrorKind::InvalidArgument, "create", message));
+        }
         options = options.cluster_size_bytes(bytes);
     }
     parallels::create(new.file, &options).await

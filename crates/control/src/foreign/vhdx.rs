@@ -6,7 +6,7 @@ use vellum::{BlockDevice, Result};
 use vellum_foreign::vhdx::{self, CreateOptions, OpenOptions, Subformat};
 
 use super::{Creation, ForeignFormat, New, Opening, QmpKind, not_accepted};
-use crate::create_options::{CreateSettings, OptionDescription, OptionType, SIZE, option};
+use crate::create_options::{CreateSettings, OptionDescription, OptionType, option};
 
 pub(super) const FORMAT: ForeignFormat = ForeignFormat {
     name: "vhdx",
@@ -35,7 +35,12 @@ pub(super) const FORMAT: ForeignFormat = ForeignFormat {
 };
 
 const OPTIONS: &[OptionDescription] = &[
-    SIZE,
+    option(
+        "size",
+        OptionType::Size,
+        "Virtual disk size; max of 64TB.",
+        None,
+    ),
     option(
         "log_size",
         OptionType::Size,
@@ -83,7 +88,8 @@ fn options(settings: &CreateSettings) -> Result<CreateOptions> {
 }
 
 async fn fill(new: New<'_>) -> Result<()> {
-    vhdx::create(new.file, &options(new.settings)?).await
+    let options = options(new.settings)?.exact_sizes(new.exact);
+    vhdx::create(new.file, &options).await
 }
 
 async fn open(mut opening: Opening) -> Result<Arc<dyn BlockDevice>> {

@@ -63,7 +63,8 @@ fn options(settings: &CreateSettings) -> Result<CreateOptions> {
 }
 
 async fn fill(new: New<'_>) -> Result<()> {
-    vpc::create(new.file, &options(new.settings)?).await
+    let options = options(new.settings)?.exact_size(new.exact);
+    vpc::create(new.file, &options).await
 }
 
 async fn open(mut opening: Opening) -> Result<Arc<dyn BlockDevice>> {

@@ -17,12 +17,13 @@ use vellum::qcow2::AsQcow2;
 
 use vellum::nodes::{Drained, Link, nothing};
 use vellum::qcow2::BackingName;
-use vellum::{BlockDevice, Result};
+use vellum::{BlockDevice, Error, ErrorKind, Result};
 use vellum_storage::mutants::{self, Mutant};
 use vellum_storage::nodes::throttle::Lifted;
 
 use super::renew::ReopenChanges;
 use super::{MADE_UP, Nodes, Use, User, activity, invalid, unknown, unknown_node};
+use crate::backing;
 use crate::throttle_groups;
 
 /// The users of a node, held up until this is dropped.
@@ -458,6 +459,14 @@ impl Nodes {
         match device.as_qcow2() {
             Some(image) if image.header().backing_file.is_some() => {
                 image.set_backing_file(backing).await?;
+            }
+            None if backing::named(&*device).name.is_some() => {
+                // Its header would go on naming what it does not stand on.
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "rebase",
+                    "Operation not supported",
+                ));
             }
             _ => device.flush().await?,
         }

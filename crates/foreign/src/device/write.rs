@@ -121,7 +121,12 @@ impl<L: Layout> Core<L> {
             at = piece_end;
         }
         let links = std::mem::take(&mut plan.links);
-        let written = self.carry_out(plan).await?;
+        let written = self.carry_out(plan).await;
+        let written = written.inspect_err(|_| {
+            links
+                .iter()
+                .for_each(|(_, new)| self.layout.give_back(*new));
+        })?;
         for (block, new) in links {
             self.layout.link(block, new)?;
             self.inflated.forget(block);

@@ -59,9 +59,9 @@ fn invalid(message: impl Into<String>) -> Error {
 /// The largest virtual size that tables of a size lead to.
 pub(super) fn max_size_bytes(cluster_bytes: u32, table_clusters: u32) -> u64 {
     let entries = u64::from(cluster_bytes) * u64::from(table_clusters) / 8;
-    // Beyond what a file can have it does not matter any more.
-    let in_leaf = entries.saturating_mul(cluster_bytes.into());
-    in_leaf.saturating_mul(entries).min(i64::MAX as u64 & !511)
+    // As QEMU computes it: where that does not fit into 64 bits it opens no such image.
+    let in_leaf = entries.wrapping_mul(cluster_bytes.into());
+    in_leaf.wrapping_mul(entries).min(i64::MAX as u64 & !511)
 }
 
 pub(super) fn is_cluster_size(bytes: u32) -> bool {

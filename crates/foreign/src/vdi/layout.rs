@@ -202,6 +202,19 @@ impl Layout for VdiLayout {
         Ok(())
     }
 
+    fn give_back(&self, block: NewBlock) {
+        let place = (block.offset_bytes - self.header.data_bytes) / BLOCK_BYTES;
+        let mut state = self.state.lock();
+        state.free.push(place as u32);
+        // So that the header counts what there is.
+        while let Some(last) = state.end.checked_sub(1)
+            && let Some(at) = state.free.iter().position(|&place| place == last)
+        {
+            state.free.swap_remove(at);
+            state.end = last;
+        }
+    }
+
     fn take_changes(&self) -> Option<VdiChanges> {
         let mut state = self.state.lock();
         let count = (state.end != state.counted).then_some(state.end);

@@ -145,6 +145,11 @@ pub(super) async fn open_layout(
         let message = "the files are not those that the descriptor names";
         return Err(Error::new(ErrorKind::InvalidArgument, "open", message));
     }
+    if extents.is_empty() && !descriptor.is_own_extent() {
+        // QEMU does not survive it.
+        let message = "the descriptor names no extent";
+        return Err(Error::new(ErrorKind::InvalidImage, "open", message));
+    }
     let mut files = vec![file];
     files.extend(extents);
     let writable = !options.read_only;

@@ -129,6 +129,7 @@ impl Create {
                     file: &file,
                     extents: &files,
                     settings: &self.settings,
+                    exact: true,
                 };
                 (creation.fill)(new).await
             }
