@@ -509,7 +509,7 @@ mod tests {
             message(settings.parse("extended_l2=2")),
             "Parameter 'extended_l2' expects 'on' or 'off'"
         );
-        assert!(CreateSettings::new("vmdk").is_none());
+        assert!(CreateSettings::new("bochs").is_none());
     }
 
     #[test]

@@ -30,7 +30,11 @@
         "blockdev-add.driver = ours",
         "files on other machines, caches of them, and members of packages",
     ),
+    ("blockdev-add<parallels>.prealloc-", "QEMU has them only without QMP"),
     ("blockdev-add<qcow2>", "options beyond QEMU's"),
+    ("blockdev-add<vhdx>.backing is ours", "differencing images"),
+    ("blockdev-add<vpc>.backing is ours", "differencing images"),
+    ("blockdev-add<vpc>.force_size_calc is ours", "QEMU has it only without QMP"),
     (
         "chardev-add.backend.type = theirs",
         "types that are refused by name, or that QEMU's daemon does not have either",
