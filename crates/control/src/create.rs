@@ -1,5 +1,7 @@
 //! Making images: `create`, and the target of `convert`.
 
+mod foreign_image;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -15,7 +17,7 @@ use crate::create_options::{
     CreateSettings, OBJECT_SIZE, OptionDescription, all_options, not_creatable,
 };
 use crate::encryption;
-use crate::foreign::{self, Creation, New};
+use crate::foreign;
 use crate::nbd_name;
 use crate::open::open_file;
 use crate::probe::is_format_name;
@@ -220,7 +222,7 @@ pub async fn make(name: &str, format: &str, settings: &CreateSettings) -> Result
         "qcow2" => make_qcow2(name, settings).await,
         "luks" => make_luks(name, settings).await,
         _ => match foreign::find(format).and_then(|format| format.create.as_ref()) {
-            Some(creation) => make_foreign(name, creation, settings).await,
+            Some(creation) => foreign_image::make(name, creation, settings).await,
             None => make_raw(name, settings).await,
         },
     }
@@ -463,46 +465,6 @@ async fn make_luks(name: &str, settings: &CreateSettings) -> Result<()> {
         let header = Buffers::from_iter([Buffer::copy_of(&volume.bytes)]);
         file.write(0, header, WriteFlags::default()).await?;
         file.flush().await
-    };
-    let made = made.await;
-    target.end(name, made).await
-}
-
-/// Makes the files that an image has beside the one that it is named by.
-async fn make_extents(
-    creation: &Creation,
-    settings: &CreateSettings,
-    name: &str,
-) -> Result<Vec<Arc<dyn Storage>>> {
-    let mut extents: Vec<Arc<dyn Storage>> = Vec::new();
-    for path in (creation.extents)(settings, name)? {
-        let file = create_file(&filename::local_path(&path)?).await?;
-        file.set_permissions_patiently(Permissions::WRITER).await?;
-        extents.push(file);
-    }
-    Ok(extents)
-}
-
-async fn make_foreign(name: &str, creation: &Creation, settings: &CreateSettings) -> Result<()> {
-    (creation.validate)(settings)?;
-    if preallocation(settings)? == Preallocation::Metadata {
-        return Err(invalid("Unsupported preallocation mode: metadata"));
-    }
-    let target = Target::open(name, settings).await?;
-    let made = async {
-        match &target {
-            Target::File(file, _) => file.set_permissions_patiently(Permissions::WRITER).await?,
-            Target::Export(export) => claim_export(export, 0).await?,
-            Target::Elsewhere(_) => {}
-        }
-        let extents = make_extents(creation, settings, name).await?;
-        let new = New {
-            file: &target.storage(),
-            extents: &extents,
-            settings,
-            exact: false,
-        };
-        (creation.fill)(new).await
     };
     let made = made.await;
     target.end(name, made).await

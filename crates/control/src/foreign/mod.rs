@@ -1,6 +1,6 @@
 //! Formats of other programs (`vellum-foreign`): how they are opened, made and checked by name.
 //!
-//! A new one is a file here and a line in [`FORMATS`].
+//! A new one is a file here and a line in `FORMATS`.
 //!
 //! Invariant: a file that an image names (a backing file, an extent) is opened by this crate, as far as
 //! the policy allows it (rule 12); the formats themselves open nothing.
