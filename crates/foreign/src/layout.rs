@@ -177,6 +177,11 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
         async { Ok(false) }
     }
 
+    /// Whether [`Layout::discard`] does anything: otherwise no change is begun for it.
+    fn can_discard(&self) -> bool {
+        false
+    }
+
     /// Gives the whole block at an offset back, so that it reads as zeroes (or as anything, without a
     /// backing file); `false` if the format, or this block, cannot do that.
     ///
@@ -234,6 +239,11 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
     /// What the storage says.
     fn end_changes(&self) -> impl Future<Output = Result<()>> {
         async { Ok(()) }
+    }
+
+    /// Whether [`Layout::resize`] does anything: otherwise no change is begun for it.
+    fn can_resize(&self) -> bool {
+        false
     }
 
     /// Sets the virtual size, durably, alone with the image and after a flush.

@@ -35,6 +35,7 @@ pub mod vdi;
 pub mod vhdx;
 pub mod vmdk;
 pub mod vpc;
+mod xml;
 
 pub use device::MappedDevice;
 pub use facts::{BackingName, CheckReport, ClusterCounts, CompressedWrites, Fact, Facts, Fix};

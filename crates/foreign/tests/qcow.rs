@@ -170,3 +170,30 @@ fn entries_that_lead_nowhere_are_errors() {
         });
     }
 }
+
+/// A read that has looked a compressed cluster up meets a write to another part of it.
+#[test]
+fn reads_beside_writes_of_compressed_clusters_see_one_of_both() {
+    run(async {
+        let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
+        let options = CreateOptions::default().size_bytes(1 << 20);
+        create(&file, &options).await.unwrap();
+        let device = qcow::open(file, None, false).await.unwrap();
+        for round in 0..50_u8 {
+            let text = Buffer::copy_of(&[round; 4096]);
+            let flags = RequestFlags::default();
+            device.write_compressed(0, text, flags).await.unwrap();
+            let reads = [0, 3584].map(|at| device.read(at, Buffer::for_read(512)));
+            let written = device.write(2048, Buffer::copy_of(&[0xff; 512]), flags);
+            for read in reads {
+                assert_eq!(read.await.unwrap()[..], [round; 512]);
+            }
+            written.await.unwrap();
+            let again = Buffer::copy_of(&[round + 1; 4096]);
+            device.write_compressed(0, again, flags).await.unwrap();
+            let read = device.read(0, Buffer::for_read(4096)).await.unwrap();
+            assert_eq!(read[..], [round + 1; 4096]);
+        }
+        device.close().await.unwrap();
+    });
+}

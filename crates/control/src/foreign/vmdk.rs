@@ -181,16 +181,21 @@ async fn open_extent(opening: &mut Opening, number: usize, name: &str) -> Result
         return node.into_storage(&around.flags, FileUse::Format).await;
     }
     let image = opening.file.name().to_owned();
-    if filename::protocol(name).is_some() {
-        // Rule 12: what leaves the host is no part of an image on it.
-        let message = format!("extent '{name}' is no file of this host");
-        return Err(Error::new(ErrorKind::Denied, "open", message).target(image));
-    }
+    refuse_protocol(&image, name)?;
     let full = filename::resolve(&image, name)?;
     around.policy.admit(&image, &full)?;
     let options = filename::node_options(&full)?;
     let node = graph::open(options, Role::Protocol, &around).await?;
     node.into_storage(&around.flags, FileUse::Format).await
+}
+
+/// Rule 12: what leaves the host is no part of an image on it.
+fn refuse_protocol(image: &str, name: &str) -> Result<()> {
+    if filename::protocol(name).is_none() {
+        return Ok(());
+    }
+    let message = format!("extent '{name}' is no file of this host");
+    Err(Error::new(ErrorKind::Denied, "open", message).target(image))
 }
 
 async fn open(mut opening: Opening) -> Result<Arc<dyn BlockDevice>> {
@@ -226,6 +231,7 @@ async fn check(file: &Arc<dyn Storage>) -> Result<vellum_foreign::CheckReport> {
     let descriptor = vmdk::read_descriptor(&**file).await?;
     let mut extents = Vec::new();
     for name in extent_names(&descriptor) {
+        refuse_protocol(file.name(), &name)?;
         let full = filename::resolve(file.name(), &name)?;
         let flags = OpenFlags {
             force_share: true,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use async_lock::Mutex;
 use vellum::{Error, ErrorKind, Result, Storage};
 
 use super::Header;
@@ -18,6 +19,8 @@ const PIECE_BYTES: u64 = 1 << 20;
 pub struct CloopLayout {
     files: [Arc<dyn Storage>; 1],
     header: Header,
+    /// Who reads and inflates a block.
+    turn: Mutex<()>,
 }
 
 /// Checks that the blocks follow one another and that none is too large.
@@ -49,6 +52,7 @@ impl CloopLayout {
         CloopLayout {
             files: [file],
             header,
+            turn: Mutex::new(()),
         }
     }
 }
@@ -86,6 +90,8 @@ impl Layout for CloopLayout {
     }
 
     async fn inflate(&self, offset_bytes: u64) -> Result<Vec<u8>> {
+        // Blocks may be large: one at a time is in memory.
+        let _turn = self.turn.lock().await;
         let [file] = &self.files;
         let number = offset_bytes / self.block_bytes();
         let offsets = read_at(&**file, HEADER_BYTES as u64 + number * 8, 16).await?;

@@ -38,7 +38,7 @@ impl<L: Layout> Core<L> {
         let _first = self.commits.first.lock().await;
         if !self.commits.changing.load(Ordering::Acquire) {
             let begun = self.layout.begin_changes().await;
-            begun.inspect_err(|error| self.note_failed_begin(error))?;
+            begun.inspect_err(|error| self.note_failed_barrier(error))?;
             self.commits.changing.store(true, Ordering::Release);
         }
         Ok(())
@@ -46,10 +46,14 @@ impl<L: Layout> Core<L> {
 
     /// Rule 11: what a barrier that failed has lost nobody knows, so no later one may say that all is
     /// well.
-    fn note_failed_begin(&self, error: &Error) {
+    pub(super) fn note_failed_barrier(&self, error: &Error) {
         let is_refusal = matches!(
             error.kind(),
-            ErrorKind::Unsupported | ErrorKind::ReadOnly | ErrorKind::InvalidArgument
+            ErrorKind::Unsupported
+                | ErrorKind::ReadOnly
+                | ErrorKind::InvalidArgument
+                | ErrorKind::NoSpace
+                | ErrorKind::Corrupt
         );
         if !is_refusal {
             self.fail_stop(error);
@@ -133,6 +137,10 @@ impl<L: Layout> Core<L> {
                 Error::new(ErrorKind::InvalidArgument, "resize", message).target(&*self.name)
             );
         }
+        if !self.layout.can_resize() {
+            let message = "Image format driver does not support resize";
+            return Err(self.error(ErrorKind::Unsupported, "resize", message));
+        }
         self.begin_changes().await?;
         self.commit().await?;
         let before_bytes = self.layout.size_bytes();
@@ -147,8 +155,10 @@ impl<L: Layout> Core<L> {
         let hidden_end = below_bytes.min(size_bytes);
         if hidden_end > before_bytes {
             let hidden_bytes = hidden_end - before_bytes;
-            self.write_zeroes(before_bytes, hidden_bytes, ZeroRequest::default())
-                .await?;
+            let request = ZeroRequest::default();
+            let zeroed = self.write_zeroes(before_bytes, hidden_bytes, request).await;
+            // Tried again, the resize would find the size as it is to be.
+            zeroed.inspect_err(|error| self.fail_stop(error))?;
             self.commit().await?;
         }
         Ok(())

@@ -13,26 +13,48 @@ use crate::layout::{Layout, Place, Run};
 /// Runs of one request that are read side by side.
 const RUNS_AT_ONCE: usize = 32;
 
+/// Blocks that one lookup goes over at most.
+const MOST_BLOCKS: u64 = 512;
+
 /// The block that was inflated last: requests smaller than a block come in order more often than not.
 #[derive(Debug, Default)]
-pub(super) struct Inflated(Mutex<Option<(u64, Arc<Vec<u8>>)>>);
+pub(super) struct Inflated(Mutex<Last>);
+
+#[derive(Debug, Default)]
+struct Last {
+    /// How often a block was forgotten.
+    generation: u64,
+    block: Option<(u64, Arc<Vec<u8>>)>,
+}
 
 impl Inflated {
-    fn get(&self, offset_bytes: u64) -> Option<Arc<Vec<u8>>> {
+    /// The content of a block, or else what [`Inflated::put`] has to be told with it.
+    fn get(&self, offset_bytes: u64) -> std::result::Result<Arc<Vec<u8>>, u64> {
         let last = self.0.lock();
-        let last = last.as_ref().filter(|(at, _)| *at == offset_bytes);
-        last.map(|(_, content)| content.clone())
+        match &last.block {
+            Some((at, content)) if *at == offset_bytes => Ok(content.clone()),
+            _ => Err(last.generation),
+        }
     }
 
-    fn put(&self, offset_bytes: u64, content: &Arc<Vec<u8>>) {
-        *self.0.lock() = Some((offset_bytes, content.clone()));
+    /// Keeps a block that was inflated since `generation`, unless some block has got another place since.
+    fn put(&self, generation: u64, offset_bytes: u64, content: &Arc<Vec<u8>>) {
+        let mut last = self.0.lock();
+        if last.generation == generation {
+            last.block = Some((offset_bytes, content.clone()));
+        }
     }
 
-    /// Forgets a block whose place changes.
+    /// Forgets a block, whose place has changed.
     pub(super) fn forget(&self, offset_bytes: u64) {
         let mut last = self.0.lock();
-        if last.as_ref().is_some_and(|(at, _)| *at == offset_bytes) {
-            *last = None;
+        last.generation += 1;
+        if last
+            .block
+            .as_ref()
+            .is_some_and(|(at, _)| *at == offset_bytes)
+        {
+            last.block = None;
         }
     }
 }
@@ -67,6 +89,9 @@ pub(super) fn read<L: Layout>(
 impl<L: Layout> Core<L> {
     /// The run at an offset, whose table is loaded if need be.
     pub(super) async fn run_at(&self, offset_bytes: u64, len_bytes: u64) -> Result<Run> {
+        // Who goes on block by block asks again and again: a lookup must not look at all that is left.
+        let most_bytes = self.layout.block_bytes().saturating_mul(MOST_BLOCKS);
+        let len_bytes = len_bytes.min(most_bytes);
         loop {
             if let Some(run) = self.layout.lookup(offset_bytes, len_bytes)? {
                 return Ok(Run {
@@ -119,7 +144,17 @@ impl<L: Layout> Core<L> {
             }
             Place::Compressed => {
                 let block = self.block_at(offset_bytes);
-                let content = self.inflate(block.start).await?;
+                let content = match self.inflate(block.start).await {
+                    Ok(content) => content,
+                    Err(error) => {
+                        // Unless the block has got another place since it was looked up.
+                        let run = self.run_at(offset_bytes, buffer.len() as u64).await?;
+                        if run.place == Place::Compressed {
+                            return Err(error);
+                        }
+                        return Box::pin(self.read(offset_bytes, buffer)).await;
+                    }
+                };
                 let from = (offset_bytes - block.start) as usize;
                 buffer.fill(0);
                 let there = content.get(from..).unwrap_or_default();
@@ -131,15 +166,12 @@ impl<L: Layout> Core<L> {
     }
 
     async fn inflate(&self, block_bytes: u64) -> Result<Arc<Vec<u8>>> {
-        if let Some(content) = self.inflated.get(block_bytes) {
-            return Ok(content);
-        }
+        let generation = match self.inflated.get(block_bytes) {
+            Ok(content) => return Ok(content),
+            Err(generation) => generation,
+        };
         let content = Arc::new(self.layout.inflate(block_bytes).await?);
-        // It may have got another place meanwhile.
-        if matches!(self.layout.lookup(block_bytes, 1), Ok(Some(run)) if run.place == Place::Compressed)
-        {
-            self.inflated.put(block_bytes, &content);
-        }
+        self.inflated.put(generation, block_bytes, &content);
         Ok(content)
     }
 

@@ -101,9 +101,33 @@ impl<L: Layout> Core<L> {
     }
 
     /// Writes to blocks that are held exclusive.
-    pub(super) async fn write_held(&self, offset_bytes: u64, mut buffer: Buffer) -> Result<Buffer> {
-        let end = offset_bytes + buffer.len() as u64;
+    pub(super) async fn write_held(&self, offset_bytes: u64, buffer: Buffer) -> Result<Buffer> {
         let mut plan = Plan::default();
+        let planned = self.plan_write(&mut plan, offset_bytes, buffer).await;
+        let links = std::mem::take(&mut plan.links);
+        let written = match planned {
+            Ok(()) => self.carry_out(plan).await,
+            Err(error) => Err(error),
+        };
+        let written = written.inspect_err(|_| {
+            links
+                .iter()
+                .for_each(|(_, new)| self.layout.give_back(*new));
+        })?;
+        for (block, new) in links {
+            self.layout.link(block, new)?;
+            self.inflated.forget(block);
+        }
+        Ok(written)
+    }
+
+    async fn plan_write(
+        &self,
+        plan: &mut Plan,
+        offset_bytes: u64,
+        mut buffer: Buffer,
+    ) -> Result<()> {
+        let end = offset_bytes + buffer.len() as u64;
         let mut at = offset_bytes;
         while at < end {
             let run = self.run_at(at, end - at).await?;
@@ -117,21 +141,10 @@ impl<L: Layout> Core<L> {
             }
             let piece_end = end.min(self.block_at(at).end);
             let piece = buffer.split_to((piece_end - at) as usize);
-            self.plan_block(&mut plan, at, piece).await?;
+            self.plan_block(plan, at, piece).await?;
             at = piece_end;
         }
-        let links = std::mem::take(&mut plan.links);
-        let written = self.carry_out(plan).await;
-        let written = written.inspect_err(|_| {
-            links
-                .iter()
-                .for_each(|(_, new)| self.layout.give_back(*new));
-        })?;
-        for (block, new) in links {
-            self.layout.link(block, new)?;
-            self.inflated.forget(block);
-        }
-        Ok(written)
+        Ok(())
     }
 
     /// Where data from `at` to `data_end` ends for a write to `end` that may not leave a part of a block
@@ -152,7 +165,8 @@ impl<L: Layout> Core<L> {
         let (head, tail) = (block.start..at, piece_end..block.end);
         let has_old =
             self.holds_bytes(head.clone()).await? || self.holds_bytes(tail.clone()).await?;
-        let new = self.layout.allocate(block.start).await?;
+        let new = self.layout.allocate(block.start).await;
+        let new = new.inspect_err(|error| self.note_failed_barrier(error))?;
         plan.links.push((block.start, new));
         let host = |guest: u64| new.offset_bytes + (guest - block.start);
         let host_end = new.offset_bytes + block_bytes;

@@ -138,6 +138,9 @@ impl<L: Layout> Core<L> {
 
     /// Whole blocks whose format has a way are given back; the rest stays as it is.
     pub(super) async fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
+        if !self.layout.can_discard() {
+            return Ok(());
+        }
         let end = offset_bytes + len_bytes;
         let mut at = offset_bytes;
         while at < end {

@@ -6,6 +6,7 @@ use roxmltree::{Document, ParsingOptions};
 use vellum::{Error, ErrorKind, Result};
 
 use crate::fields::be32;
+use crate::xml;
 
 /// Elements and texts of a property list; a disk with very many partitions has some thousands.
 const MOST_NODES: u32 = 1 << 18;
@@ -19,10 +20,15 @@ fn invalid(message: impl Into<String>) -> Error {
 /// # Errors
 /// [`ErrorKind::InvalidImage`] for what is no XML, and data that is not in base 64.
 pub(super) fn from_property_list(bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+    if xml::has_many_attributes(bytes) || xml::has_entities(bytes) {
+        return Err(invalid(
+            "the property list has what none of a disk image has",
+        ));
+    }
     let text = str::from_utf8(bytes).map_err(|_| invalid("the property list is no text"))?;
     let text = text.trim_end_matches(['\0', ' ', '\t', '\r', '\n']);
     let options = ParsingOptions {
-        // Apple's own begin with one. Nothing else is opened for it, and the parser bounds what it makes.
+        // Apple's own begin with one. Nothing else is opened for it, and it defines nothing.
         allow_dtd: true,
         nodes_limit: MOST_NODES,
         entity_resolver: None,

@@ -2,6 +2,7 @@
 //!
 //! Elements are known by their local names: the namespace differs by version, and by who wrote it.
 
+use crate::xml;
 use roxmltree::{Document, Node, ParsingOptions};
 use vellum::{Error, ErrorKind, Result};
 
@@ -9,8 +10,6 @@ use vellum::{Error, ErrorKind, Result};
 const MAX_NODES: u32 = 1 << 17;
 /// Files and disks that a descriptor may have.
 const MAX_ENTRIES: usize = 1 << 12;
-/// Attributes of one element: the parser compares each with all others.
-const MAX_ATTRIBUTES: usize = 1 << 10;
 
 /// What a descriptor says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -61,7 +60,7 @@ impl Descriptor {
     pub fn decode(bytes: &[u8]) -> Result<Descriptor> {
         let text = std::str::from_utf8(bytes).map_err(|_| invalid("it is not in UTF-8"))?;
         let text = text.trim_start_matches('\u{feff}');
-        if has_many_attributes(text.as_bytes()) {
+        if xml::has_many_attributes(text.as_bytes()) {
             return Err(invalid("an element of it has too many attributes"));
         }
         let options = ParsingOptions {
@@ -105,24 +104,6 @@ impl Descriptor {
     pub fn file_named(&self, member: &str) -> Option<&FileReference> {
         self.files.iter().find(|file| file.href == member)
     }
-}
-
-/// Whether some element may have more attributes than an element may: no tag begins inside of another, so
-/// that what looks like attributes between two beginnings is no less than there are.
-fn has_many_attributes(text: &[u8]) -> bool {
-    let (mut count, mut after_equals) = (0, false);
-    for byte in text {
-        match byte {
-            b'<' => count = 0,
-            b'"' | b'\'' if after_equals => count += 1,
-            _ => {}
-        }
-        after_equals = *byte == b'=' || (after_equals && byte.is_ascii_whitespace());
-        if count > MAX_ATTRIBUTES {
-            return true;
-        }
-    }
-    false
 }
 
 fn invalid(why: &str) -> Error {
@@ -286,10 +267,10 @@ mod tests {
             "<File/>".repeat(MAX_ENTRIES + 1)
         );
         assert!(Descriptor::decode(many.as_bytes()).is_err());
-        let wide: String = (0..=MAX_ATTRIBUTES)
+        let wide: String = (0..=xml::MAX_ATTRIBUTES)
             .map(|at| format!(" a{at}\n=\n''"))
             .collect();
-        assert!(has_many_attributes(format!("<a{wide}/>").as_bytes()));
+        assert!(xml::has_many_attributes(format!("<a{wide}/>").as_bytes()));
         assert!(Descriptor::decode(format!("<Envelope{wide}/>").as_bytes()).is_err());
         // That is what the count relies on.
         assert!(Descriptor::decode(b"<Envelope a='<'/>").is_err());

@@ -358,7 +358,9 @@ fn extend(extended: &mut tar::Extended, kind: Kind, bytes: &[u8]) -> Result<()> 
 /// A name that can be shown, and written behind the package's.
 fn name(bytes: &[u8]) -> Result<String> {
     let name = std::str::from_utf8(bytes).map(plain_name).ok();
-    let name = name.filter(|name| !name.is_empty() && !name.contains(char::is_control));
+    // What stands behind the last '#' of a name is a member's.
+    let is_plain = |name: &&str| !name.is_empty() && !name.contains(char::is_control);
+    let name = name.filter(|name| is_plain(name) && !name.contains('#'));
     name.map(str::to_owned).ok_or_else(|| {
         let message = "the package has a member without a name that can be shown";
         Error::new(ErrorKind::InvalidImage, "open", message)

@@ -271,6 +271,10 @@ impl Layout for ParallelsLayout {
         }
     }
 
+    fn can_discard(&self) -> bool {
+        true
+    }
+
     async fn discard(&self, offset_bytes: u64, _shows_backing: bool) -> Result<bool> {
         self.give_back(offset_bytes).await
     }
@@ -305,6 +309,10 @@ impl Layout for ParallelsLayout {
             file.flush().await?;
         }
         self.set_in_use(0).await
+    }
+
+    fn can_resize(&self) -> bool {
+        true
     }
 
     async fn resize(&self, size_bytes: u64) -> Result<()> {

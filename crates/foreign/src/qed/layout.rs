@@ -96,8 +96,8 @@ impl Layout for QedLayout {
     }
 
     fn lookup(&self, offset_bytes: u64, len_bytes: u64) -> Result<Option<Run>> {
-        let end_bytes = self.tables.end_bytes();
-        let place = |entry| self.shape.place(entry, end_bytes);
+        // The end as it is when the entry is: both may grow at any time.
+        let place = |entry| self.shape.place(entry, self.tables.end_bytes());
         self.tables.lookup(offset_bytes, len_bytes, place)
     }
 
@@ -151,6 +151,10 @@ impl Layout for QedLayout {
         let needs_check = self.shape.needs_check();
         self.write_header(|header| header.set_needs_check(needs_check))
             .await
+    }
+
+    fn can_resize(&self) -> bool {
+        true
     }
 
     async fn resize(&self, size_bytes: u64) -> Result<()> {

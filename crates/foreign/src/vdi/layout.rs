@@ -1,5 +1,6 @@
 //! Where blocks lie: a map in memory, and the next place for a block.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -25,7 +26,7 @@ struct State {
     /// Blocks that have a place: the next one gets this number.
     end: u32,
     /// Places below the end that no entry leads to.
-    free: Vec<u32>,
+    free: BTreeSet<u32>,
     /// The count on disk.
     counted: u32,
 }
@@ -76,7 +77,7 @@ pub(super) async fn read(file: &dyn Storage) -> Result<(Header, Entries)> {
 
 /// Behind which place all blocks are, and which places before it are free. An entry that leads beyond the
 /// image does not count: nothing is read or written there.
-fn places(map: &Entries, counted: u32) -> (u32, Vec<u32>) {
+fn places(map: &Entries, counted: u32) -> (u32, BTreeSet<u32>) {
     let blocks = map.values().len() as u32;
     let used = map.values().iter();
     let used = used.filter_map(|&entry| allocated(entry).filter(|&place| place < blocks));
@@ -88,7 +89,7 @@ fn places(map: &Entries, counted: u32) -> (u32, Vec<u32>) {
             *is_used = true;
         }
     }
-    let free = (0..end).rev().zip(is_used.iter().rev());
+    let free = (0..end).zip(&is_used);
     (
         end,
         free.filter(|(_, is_used)| !**is_used)
@@ -171,7 +172,7 @@ impl Layout for VdiLayout {
 
     async fn allocate(&self, _offset_bytes: u64) -> Result<NewBlock> {
         let mut state = self.state.lock();
-        let (place, is_fresh) = match state.free.pop() {
+        let (place, is_fresh) = match state.free.pop_first() {
             Some(place) => (place, false),
             None => {
                 let place = state.end;
@@ -205,12 +206,11 @@ impl Layout for VdiLayout {
     fn give_back(&self, block: NewBlock) {
         let place = (block.offset_bytes - self.header.data_bytes) / BLOCK_BYTES;
         let mut state = self.state.lock();
-        state.free.push(place as u32);
+        state.free.insert(place as u32);
         // So that the header counts what there is.
         while let Some(last) = state.end.checked_sub(1)
-            && let Some(at) = state.free.iter().position(|&place| place == last)
+            && state.free.remove(&last)
         {
-            state.free.swap_remove(at);
             state.end = last;
         }
     }

@@ -59,6 +59,14 @@ impl Writer {
 
     /// Before the first change of an image: whoever knows it by an identity has to see a new one.
     pub(super) async fn begin(&mut self) -> Result<()> {
+        // Before anything is promised: tables are changed by way of the log.
+        self.pages_per_entry()?;
+        if !self.header.log_len_bytes.is_multiple_of(1 << 20) {
+            let message = "the log of the VHDX image has a length that it cannot have";
+            return Err(
+                Error::new(ErrorKind::Unsupported, "write", message).target(self.file.name())
+            );
+        }
         let (file_write, data_write) = (Guid::random()?, Guid::random()?);
         self.update_headers(|header| {
             header.file_write = file_write;

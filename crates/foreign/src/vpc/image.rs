@@ -71,7 +71,9 @@ pub(super) async fn read_footer(file: &dyn Storage) -> Result<(Footer, bool)> {
     };
     let last = transfer::read(file, at_bytes, LEN_BYTES).await?;
     match Footer::decode(&last) {
-        Some(footer) => Ok((footer, true)),
+        // A dynamic image whose beginning is damaged must not be taken for the bytes of a disk.
+        Some(footer) if footer.kind() == Some(Kind::Fixed) => Ok((footer, true)),
+        Some(_) => Err(invalid("invalid VPC image")),
         None => Err(invalid("invalid VPC image")),
     }
 }
