@@ -155,10 +155,10 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
     /// [`ErrorKind::Corrupt`] where the tables contradict themselves.
     fn link(&self, offset_bytes: u64, block: NewBlock) -> Result<()>;
 
-    /// The block that `allocate` found space for is not linked: what was to be written there failed, and
-    /// nothing writes there any more.
-    fn give_back(&self, block: NewBlock) {
-        let _ = block;
+    /// The block that `allocate` found space for, for the one at an offset, is not linked: what was to be
+    /// written there failed, and nothing writes there any more.
+    fn give_back(&self, offset_bytes: u64, block: NewBlock) {
+        let _ = (offset_bytes, block);
     }
 
     /// Makes the whole block at an offset read as zeroes by its entry alone; `false` if the format cannot

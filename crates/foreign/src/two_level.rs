@@ -224,6 +224,11 @@ impl TwoLevel {
         Ok(())
     }
 
+    /// The cluster at an offset gets no entry for the space that was found for it.
+    pub(crate) fn give_back(&self, offset_bytes: u64) {
+        self.leaves.lock().remove(&offset_bytes);
+    }
+
     /// Sets the entry of any cluster.
     pub(crate) async fn set(&self, offset_bytes: u64, entry: u64) -> Result<()> {
         let leaf = self.make_leaf(offset_bytes).await?;

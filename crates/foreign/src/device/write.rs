@@ -112,7 +112,7 @@ impl<L: Layout> Core<L> {
         let written = written.inspect_err(|_| {
             links
                 .iter()
-                .for_each(|(_, new)| self.layout.give_back(*new));
+                .for_each(|(block, new)| self.layout.give_back(*block, *new));
         })?;
         for (block, new) in links {
             self.layout.link(block, new)?;

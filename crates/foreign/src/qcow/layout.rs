@@ -110,6 +110,10 @@ impl Layout for QcowLayout {
         })
     }
 
+    fn give_back(&self, offset_bytes: u64, _block: NewBlock) {
+        self.tables.give_back(offset_bytes);
+    }
+
     fn link(&self, offset_bytes: u64, block: NewBlock) -> Result<()> {
         self.tables.link(offset_bytes, block.offset_bytes)
     }

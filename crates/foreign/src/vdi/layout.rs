@@ -203,7 +203,7 @@ impl Layout for VdiLayout {
         Ok(())
     }
 
-    fn give_back(&self, block: NewBlock) {
+    fn give_back(&self, _offset_bytes: u64, block: NewBlock) {
         let place = (block.offset_bytes - self.header.data_bytes) / BLOCK_BYTES;
         let mut state = self.state.lock();
         state.free.insert(place as u32);

@@ -136,6 +136,7 @@ async fn read_layout(
     if let Some(problem) = problem {
         return Err(invalid(problem));
     }
+    let regions_end_bytes = image.regions.taken.end_bytes();
     Ok(VhdxLayout {
         file: [file],
         shape,
@@ -146,7 +147,8 @@ async fn read_layout(
             entries,
             changed: BTreeSet::new(),
         }),
-        end_bytes: async_lock::Mutex::new(file_bytes),
+        // A region may lie where the file has not come to yet.
+        end_bytes: async_lock::Mutex::new(file_bytes.max(regions_end_bytes)),
         writer: async_lock::Mutex::new(image.writer),
         bitmaps: Bitmaps::default(),
     })

@@ -50,6 +50,11 @@ impl Taken {
         Some((last.start, last.end))
     }
 
+    /// Where the last piece ends.
+    pub(super) fn end_bytes(&self) -> u64 {
+        self.0.last().map_or(0, |piece| piece.end)
+    }
+
     fn add(&mut self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
         let end = offset_bytes
             .checked_add(len_bytes)

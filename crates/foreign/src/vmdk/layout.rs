@@ -318,6 +318,13 @@ impl Layout for VmdkLayout {
         self.set_pinned(offset_bytes, sector)
     }
 
+    fn give_back(&self, offset_bytes: u64, _block: NewBlock) {
+        // The grain is lost; its table need not stay in memory for it.
+        if let Ok((_, _, key, _)) = self.entry_of(offset_bytes) {
+            self.tables.unpin(key);
+        }
+    }
+
     async fn zero(
         &self,
         offset_bytes: u64,
