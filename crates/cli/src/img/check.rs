@@ -135,8 +135,16 @@ struct Opened {
     is_marked_corrupt: bool,
 }
 
-/// Opens the image as it is; `None`: there is nothing that can be checked.
-async fn open(spec: &ImageSpec, arguments: &Arguments) -> Result<Option<Opened>, Failure> {
+/// What is to be checked.
+enum Subject {
+    /// A qcow2 image.
+    Qcow2(Opened),
+    /// Anything else, which has a check of its own or none.
+    Other(Arc<dyn BlockDevice>),
+}
+
+/// Opens the image as it is.
+async fn open(spec: &ImageSpec, arguments: &Arguments) -> Result<Subject, Failure> {
     let flags = OpenFlags {
         writable: arguments.repair.is_some(),
         for_check: true,
@@ -146,7 +154,7 @@ async fn open(spec: &ImageSpec, arguments: &Arguments) -> Result<Option<Opened>,
     let device = open_device(spec, &flags).await.map_err(failed)?;
     let header = device.as_qcow2().map(|image| image.header());
     let (Some(storage), Some(header)) = (device.storage(), header) else {
-        return Ok(None);
+        return Ok(Subject::Other(device));
     };
     if header.autoclear.contains(Autoclear::SEALED) && arguments.repair.is_some() {
         let name = &spec.name;
@@ -154,7 +162,7 @@ async fn open(spec: &ImageSpec, arguments: &Arguments) -> Result<Option<Opened>,
             "'{name}' is sealed and not to be changed; 'vellum seal --unseal' gives the seal up"
         ));
     }
-    Ok(Some(Opened {
+    Ok(Subject::Qcow2(Opened {
         _device: device,
         storage,
         live_log: live_write_log(&header).map(|log| log.to_string()),
@@ -178,11 +186,14 @@ async fn check_image(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
         report::error("This image format does not support checks");
         Ok(NOT_SUPPORTED)
     };
-    let Some(mut opened) = open(spec, arguments).await? else {
-        return match check_foreign(spec, arguments).await? {
-            Some(code) => Ok(code),
-            None => not_supported(),
-        };
+    let mut opened = match open(spec, arguments).await? {
+        Subject::Qcow2(opened) => opened,
+        Subject::Other(device) => {
+            return match check_foreign(&spec.name, &*device, arguments).await? {
+                Some(code) => Ok(code),
+                None => not_supported(),
+            };
+        }
     };
     let for_log = matches!(arguments.repair, Some(Repair::Log | Repair::DropLog));
     if for_log && opened.live_log.is_none() {
@@ -232,21 +243,18 @@ async fn check_image(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
 }
 
 /// Checks an image that is not qcow2; `None` if there is nothing to be checked.
-async fn check_foreign(spec: &ImageSpec, arguments: &Arguments) -> Result<Option<i32>, Failure> {
+async fn check_foreign(
+    name: &str,
+    device: &dyn BlockDevice,
+    arguments: &Arguments,
+) -> Result<Option<i32>, Failure> {
     if matches!(arguments.repair, Some(Repair::Log | Repair::DropLog)) {
         return Ok(None);
     }
-    let flags = OpenFlags {
-        writable: arguments.repair.is_some(),
-        for_check: true,
-        ..reading(arguments.cache, arguments.common.force_share)
-    };
-    let failed = |error: Error| open_failure(&spec.name, &error);
-    let device = open_device(spec, &flags).await.map_err(failed)?;
     let format = device.info().format;
     let Some(storage) = device
         .storage()
-        .filter(|_| foreign::facts(&*device).is_some())
+        .filter(|_| foreign::facts(device).is_some())
     else {
         return Ok(None);
     };
@@ -272,7 +280,7 @@ async fn check_foreign(spec: &ImageSpec, arguments: &Arguments) -> Result<Option
     match arguments.common.output {
         Output::Human if arguments.common.quiet => {}
         Output::Human => report::print(text + &human(&found)),
-        Output::Json => report::print_line(to_json(&spec.name, format, &found, None)),
+        Output::Json => report::print_line(to_json(name, format, &found, None)),
     }
     exit_code(&found).map(Some)
 }
@@ -334,7 +342,10 @@ async fn replayed(
     // The locks would be in the way.
     drop(opened);
     replay(spec, arguments).await?;
-    open(spec, arguments).await
+    match open(spec, arguments).await? {
+        Subject::Qcow2(opened) => Ok(Some(opened)),
+        Subject::Other(_) => Ok(None),
+    }
 }
 
 /// Has the image do without what its log holds.
