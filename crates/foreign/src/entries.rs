@@ -5,9 +5,10 @@
 
 use std::collections::BTreeSet;
 
-use vellum::{Buffer, Buffers, Result, Storage};
+use vellum::{Result, Storage};
 use vellum_io::finish_all;
-use vellum_storage::WriteFlags;
+
+use crate::fields::{read_at, write_at};
 
 /// What is written at once at least: a sector of a disk.
 const SECTOR_BYTES: usize = 512;
@@ -51,8 +52,7 @@ impl Entries {
         let mut at = 0;
         while at < len_bytes {
             let piece_bytes = READ_BYTES.min(len_bytes - at);
-            let buffers = Buffers::from_buf([Buffer::for_read(piece_bytes as usize)]);
-            let piece = Buffer::join_all(file.read(at_bytes + at, buffers).await?);
+            let piece = read_at(file, at_bytes + at, piece_bytes as usize).await?;
             let (entries, _) = piece.as_chunks::<ENTRY_BYTES>();
             values.extend(entries.iter().map(|bytes| match endian {
                 Endian::Little => u32::from_le_bytes(*bytes),
@@ -121,10 +121,8 @@ impl Entries {
 impl ChangedEntries {
     /// Writes them where they belong.
     pub(crate) async fn write(self, file: &dyn Storage) -> Result<()> {
-        let writes = self.0.into_iter().map(|(at_bytes, bytes)| {
-            let buffers = Buffers::from_buf([Buffer::copy_of(&bytes)]);
-            file.write(at_bytes, buffers, WriteFlags::default())
-        });
+        let pieces = self.0.iter();
+        let writes = pieces.map(|(at_bytes, bytes)| write_at(file, *at_bytes, bytes));
         finish_all(WRITES_AT_ONCE, writes).await.map(drop)
     }
 }

@@ -12,7 +12,6 @@
 #![deny(clippy::missing_errors_doc)]
 
 pub mod bochs;
-mod bytes;
 pub mod cloop;
 mod clusters;
 mod device;
@@ -29,7 +28,6 @@ mod partial;
 pub mod qcow;
 pub mod qed;
 mod random_id;
-mod transfer;
 mod two_level;
 pub mod vdi;
 pub mod vhdx;

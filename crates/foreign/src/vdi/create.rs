@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use vellum::{Buffer, Buffers, Result, Storage};
-use vellum_storage::{WriteFlags, ZeroFlags};
+use vellum::{Result, Storage};
+use vellum_storage::ZeroFlags;
 
 use super::header::{BLOCK_BYTES, Header, UNALLOCATED};
+use crate::fields::write_at;
 use crate::random_id::random_id;
 
 /// Entries of a new map are written in pieces of so many.
@@ -38,8 +39,7 @@ pub async fn create(file: &Arc<dyn Storage>, options: &CreateOptions) -> Result<
         });
         let bytes: Vec<u8> = entries.flat_map(u32::to_le_bytes).collect();
         let len_bytes = bytes.len() as u64;
-        let buffers = Buffers::from_buf([Buffer::copy_of(&bytes)]);
-        file.write(at_bytes, buffers, WriteFlags::default()).await?;
+        write_at(&**file, at_bytes, &bytes).await?;
         at_bytes += len_bytes;
         index = end;
     }
@@ -54,8 +54,6 @@ pub async fn create(file: &Arc<dyn Storage>, options: &CreateOptions) -> Result<
         let zeroed = file.write_zeroes(header.data_bytes, data_bytes, ZeroFlags::default());
         zeroed.await?;
     }
-    let first = header.encode(&[random_id()?, random_id()?]);
-    let first = Buffers::from_buf([Buffer::copy_of(&first)]);
-    file.write(0, first, WriteFlags::default()).await?;
+    write_at(&**file, 0, &header.encode(&[random_id()?, random_id()?])).await?;
     file.flush().await
 }

@@ -2,7 +2,7 @@
 
 use vellum::{Error, ErrorKind, Result};
 
-use crate::bytes::{le32, le64, put};
+use crate::fields::{le32, le64, put};
 
 /// What an image has before its map.
 pub(super) const HEADER_BYTES: usize = 512;

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use vellum::{Buffer, Buffers, Error, ErrorKind, Result, Storage};
-use vellum_storage::WriteFlags;
+use vellum::{Error, ErrorKind, Result, Storage};
 
 use super::header::{ALLOCATED_AT, BLOCK_BYTES, HEADER_BYTES, Header, UNALLOCATED, allocated};
 use crate::device::MappedDevice;
 use crate::entries::{ChangedEntries, Endian, Entries};
+use crate::fields::{read_at, write_at};
 use crate::layout::{Layout, NewBlock, Place, Run};
 
 /// A VDI image for [`MappedDevice`].
@@ -62,8 +62,7 @@ pub async fn open(file: Arc<dyn Storage>, read_only: bool) -> Result<Arc<MappedD
 
 /// Reads the header and the map of an image.
 pub(super) async fn read(file: &dyn Storage) -> Result<(Header, Entries)> {
-    let buffers = Buffers::from_buf([Buffer::for_read(HEADER_BYTES)]);
-    let header = Header::decode(&Buffer::join_all(file.read(0, buffers).await?))?;
+    let header = Header::decode(&read_at(file, 0, HEADER_BYTES).await?)?;
     // A map has to be there to be read into memory.
     let map_end = header.map_bytes + u64::from(header.blocks) * 4;
     if map_end > file.len_bytes()?.next_multiple_of(512) {
@@ -235,9 +234,7 @@ impl Layout for VdiLayout {
     async fn write_changes(&self, changes: VdiChanges) -> Result<()> {
         let [file] = &self.file;
         if let Some(count) = changes.count {
-            let count = Buffers::from_buf([Buffer::copy_of(&count.to_le_bytes())]);
-            file.write(ALLOCATED_AT as u64, count, WriteFlags::default())
-                .await?;
+            write_at(&**file, ALLOCATED_AT as u64, &count.to_le_bytes()).await?;
             // Whoever opens the image next puts a block where the count says.
             file.flush().await?;
         }

@@ -12,7 +12,7 @@ use super::guid::Guid;
 use super::header::{self, Header};
 use super::metadata::{MAX_BLOCK_BYTES, MAX_SIZE_BYTES, MIN_BLOCK_BYTES, Parameters};
 use super::region::{self, Region};
-use crate::transfer;
+use crate::fields;
 
 const MIB: u64 = 1 << 20;
 /// Between the table and the first block: the metadata, and room for more.
@@ -168,13 +168,13 @@ pub async fn create(file: &Arc<dyn Storage>, options: &CreateOptions) -> Result<
     write_headers(file, sizes.log).await?;
     let table = region::encode(bat, metadata);
     for at_bytes in region::OFFSETS_BYTES {
-        transfer::write(&**file, at_bytes, &table).await?;
+        fields::write_at(&**file, at_bytes, &table).await?;
     }
     let items = parameters.encode(Guid::random()?);
-    transfer::write(&**file, metadata.offset_bytes, &items).await?;
+    fields::write_at(&**file, metadata.offset_bytes, &items).await?;
     file.flush().await?;
     let identifier = header::file_identifier(concat!("Vellum v", env!("CARGO_PKG_VERSION")));
-    transfer::write(&**file, 0, &identifier).await?;
+    fields::write_at(&**file, 0, &identifier).await?;
     file.flush().await
 }
 
@@ -189,7 +189,7 @@ async fn write_headers(file: &Arc<dyn Storage>, log_len_bytes: u32) -> Result<()
         log_offset_bytes: MIB,
     };
     for at_bytes in header::OFFSETS_BYTES {
-        transfer::write(&**file, at_bytes, &header.encode()).await?;
+        fields::write_at(&**file, at_bytes, &header.encode()).await?;
         header.sequence += 1;
     }
     Ok(())
@@ -222,7 +222,7 @@ async fn write_table(
             None => 0,
         });
         let bytes: Vec<u8> = entries.flat_map(u64::to_le_bytes).collect();
-        transfer::write(&**file, bat.offset_bytes + first * 8, &bytes).await?;
+        fields::write_at(&**file, bat.offset_bytes + first * 8, &bytes).await?;
         first = end;
     }
     Ok(())

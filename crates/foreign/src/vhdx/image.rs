@@ -12,7 +12,7 @@ use super::parent::ParentLocator;
 use super::region::{self, Region, Regions};
 use super::replay::{OnLog, replay};
 use super::writer::Writer;
-use crate::transfer;
+use crate::fields;
 
 /// The table is read in pieces of this size.
 const READ_BYTES: u64 = 1 << 20;
@@ -34,7 +34,7 @@ pub(super) struct Image {
 impl Image {
     /// Reads headers, log, regions and metadata.
     pub(super) async fn read(file: Arc<dyn Storage>, on_log: OnLog) -> Result<Image> {
-        if !transfer::read(&*file, 0, 8)
+        if !fields::read_at(&*file, 0, 8)
             .await?
             .starts_with(header::SIGNATURE)
         {
@@ -42,7 +42,7 @@ impl Image {
         }
         let mut headers = [None, None];
         for (header, at_bytes) in headers.iter_mut().zip(header::OFFSETS_BYTES) {
-            let bytes = transfer::read(&*file, at_bytes, header::LEN_BYTES).await?;
+            let bytes = fields::read_at(&*file, at_bytes, header::LEN_BYTES).await?;
             *header = Header::decode(&bytes);
         }
         let [first, second] = headers;
@@ -81,7 +81,7 @@ impl Image {
         let mut at = 0;
         while at < len_bytes {
             let piece_bytes = READ_BYTES.min(len_bytes - at) as usize;
-            let piece = transfer::read(&*self.file, bat.offset_bytes + at, piece_bytes).await?;
+            let piece = fields::read_at(&*self.file, bat.offset_bytes + at, piece_bytes).await?;
             let (numbers, _) = piece.as_chunks::<8>();
             entries.extend(numbers.iter().map(|bytes| u64::from_le_bytes(*bytes)));
             at += piece_bytes as u64;
@@ -96,7 +96,7 @@ async fn read_regions(file: &dyn Storage, header: &Header) -> Result<Regions> {
         len_bytes: header.log_len_bytes,
     };
     for at_bytes in region::OFFSETS_BYTES {
-        let bytes = transfer::read(file, at_bytes, region::LEN_BYTES).await?;
+        let bytes = fields::read_at(file, at_bytes, region::LEN_BYTES).await?;
         if let Some(regions) = Regions::decode(&bytes, log)? {
             return Ok(regions);
         }
@@ -111,7 +111,7 @@ async fn read_metadata(
     if region.offset_bytes >= file.len_bytes()? {
         return Err(invalid("the VHDX metadata lie beyond the image"));
     }
-    let table = transfer::read(file, region.offset_bytes, TABLE_BYTES).await?;
+    let table = fields::read_at(file, region.offset_bytes, TABLE_BYTES).await?;
     let items = Items::decode(&table, region.len_bytes)?;
     let parameters = Parameters::decode(
         &read_item(file, region, items.file_parameters).await?,
@@ -131,5 +131,5 @@ async fn read_metadata(
 /// An item, which [`Items::decode`] has found to lie inside its region.
 async fn read_item(file: &dyn Storage, region: Region, item: Item) -> Result<Buffer> {
     let at_bytes = region.offset_bytes + u64::from(item.offset_bytes);
-    transfer::read(file, at_bytes, item.len_bytes as usize).await
+    fields::read_at(file, at_bytes, item.len_bytes as usize).await
 }

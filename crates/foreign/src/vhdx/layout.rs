@@ -18,9 +18,9 @@ use super::replay::OnLog;
 use super::writer::{Pages, Writer};
 use crate::device::MappedDevice;
 use crate::facts::Facts;
+use crate::fields;
 use crate::layout::{Layout, NewBlock, Place, Run};
 use crate::partial::Bitmaps;
-use crate::transfer;
 
 const ENTRIES_PER_PAGE: usize = PAGE_BYTES as usize / 8;
 
@@ -160,13 +160,13 @@ async fn check_parent(parent: &ParentLocator, backing: Option<&dyn BlockDevice>)
     let Some(file) = backing.and_then(|backing| backing.storage()) else {
         return Ok(());
     };
-    let start = transfer::read(&*file, 0, header::SIGNATURE.len()).await?;
+    let start = fields::read_at(&*file, 0, header::SIGNATURE.len()).await?;
     if !start.starts_with(header::SIGNATURE) {
         return Ok(());
     }
     let mut headers = [None, None];
     for (header, at_bytes) in headers.iter_mut().zip(header::OFFSETS_BYTES) {
-        let bytes = transfer::read(&*file, at_bytes, header::LEN_BYTES).await?;
+        let bytes = fields::read_at(&*file, at_bytes, header::LEN_BYTES).await?;
         *header = Header::decode(&bytes);
     }
     let [first, second] = headers;
@@ -388,7 +388,7 @@ impl Layout for VhdxLayout {
         }
         let len_bytes = BITMAP_BLOCK_BYTES / self.shape.chunk_ratio;
         let at_bytes = entry.offset_bytes() + block % self.shape.chunk_ratio * len_bytes;
-        let bitmap = transfer::read(&*self.file[0], at_bytes, len_bytes as usize).await?;
+        let bitmap = fields::read_at(&*self.file[0], at_bytes, len_bytes as usize).await?;
         self.bitmaps.put(block, &bitmap);
         Ok(())
     }

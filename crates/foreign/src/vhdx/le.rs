@@ -1,15 +1,6 @@
 //! Numbers and checksums of VHDX, whose bytes are all little-endian.
 
-pub(super) use crate::bytes::{le32, le64, put};
-
-/// The `N` bytes at `at`, if they are wholly inside.
-pub(super) fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-    bytes.get(at..)?.first_chunk::<N>().copied()
-}
-
-pub(super) fn le16(bytes: &[u8], at: usize) -> Option<u16> {
-    array(bytes, at).map(u16::from_le_bytes)
-}
+pub(super) use crate::fields::{array, le16, le32, le64, put};
 
 /// CRC-32C of `bytes`, those of the checksum itself (4 at offset 4 in all structures of VHDX) taken for zero.
 pub(super) fn checksum(bytes: &[u8]) -> Option<u32> {

@@ -9,7 +9,7 @@ use super::header::Header;
 use super::invalid;
 use super::log::{Entry, Log, Update};
 use super::writer::Writer;
-use crate::transfer;
+use crate::fields;
 
 const MIB: u64 = 1 << 20;
 /// A log that has to be read is read into memory; Hyper-V and QEMU make logs of 1 MiB.
@@ -44,7 +44,7 @@ pub(super) async fn replay(
         return Err(Error::new(ErrorKind::Unsupported, "open", message));
     }
     let len_bytes = header.log_len_bytes as usize;
-    let bytes = transfer::read(&**file, header.log_offset_bytes, len_bytes).await?;
+    let bytes = fields::read_at(&**file, header.log_offset_bytes, len_bytes).await?;
     let log = Log::new(&bytes, header.log);
     // A writer that was cut off before its first entry leaves none; QEMU opens such an image, too.
     let Some(sequence) = log.active() else {
@@ -114,7 +114,7 @@ async fn apply(file: &Arc<dyn Storage>, entry: Entry) -> Result<()> {
                 offset_bytes,
                 content,
             } => {
-                transfer::write(&**file, offset_bytes, &content).await?;
+                fields::write_at(&**file, offset_bytes, &content).await?;
             }
             Update::Zero {
                 offset_bytes,

@@ -244,7 +244,7 @@ const PAGES: usize = 84;
 
 /// What the table's first pages are full of.
 async fn fill_of(file: &dyn Storage, at_bytes: u64) -> u8 {
-    let bytes = crate::transfer::read(file, at_bytes, PAGES * 4096).await;
+    let bytes = crate::fields::read_at(file, at_bytes, PAGES * 4096).await;
     let bytes = bytes.unwrap();
     assert!(
         bytes.iter().all(|byte| *byte == bytes[0]),

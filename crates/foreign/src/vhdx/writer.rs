@@ -19,7 +19,7 @@ use vellum_io::finish_all;
 use super::guid::Guid;
 use super::header::{self, Header};
 use super::log::{self, EntryHeader, SECTOR_BYTES};
-use crate::transfer;
+use crate::fields;
 
 /// Sectors of an entry at most, whatever the log has room for.
 const MAX_ENTRY_SECTORS: usize = 1024;
@@ -107,7 +107,7 @@ impl Writer {
             })?;
             let slot = 1 - self.slot.min(1);
             let offset_bytes = header::OFFSETS_BYTES[slot];
-            transfer::write(&*self.file, offset_bytes, &changed.encode()).await?;
+            fields::write_at(&*self.file, offset_bytes, &changed.encode()).await?;
             self.file.flush().await?;
             self.slot = slot;
             self.header = changed.clone();
@@ -126,7 +126,7 @@ impl Writer {
             self.write_entry(&some, flushed_file_bytes).await?;
             let writes = some
                 .iter()
-                .map(|(at_bytes, page)| transfer::write(&*self.file, *at_bytes, page));
+                .map(|(at_bytes, page)| fields::write_at(&*self.file, *at_bytes, page));
             finish_all(WRITES_AT_ONCE, writes).await?;
             if index + 1 < count {
                 self.file.flush().await?;
@@ -174,7 +174,7 @@ impl Writer {
             last_file_bytes: self.file.len_bytes()?.next_multiple_of(MIB),
         };
         let place = self.header.log_offset_bytes + at_bytes;
-        transfer::write(&*self.file, place, &log::encode(header, pages)).await?;
+        fields::write_at(&*self.file, place, &log::encode(header, pages)).await?;
         self.file.flush().await?;
         if room.is_none() {
             self.update_headers(|header| header.log = log).await?;

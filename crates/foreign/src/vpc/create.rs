@@ -8,8 +8,8 @@ use super::footer::{Footer, Kind, LEN_BYTES, MAX_SECTORS};
 use super::geometry::Geometry;
 use super::header::{BLOCK_BYTES, Header, TABLE_BYTES};
 use super::image::FILE_TOO_BIG;
+use crate::fields;
 use crate::random_id::random_id;
-use crate::transfer;
 
 /// Which kind of image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -99,7 +99,7 @@ pub async fn create(file: &Arc<dyn Storage>, options: &CreateOptions) -> Result<
     match options.subformat {
         Subformat::Fixed => {
             file.truncate(size_bytes + LEN_BYTES as u64).await?;
-            transfer::write(&**file, size_bytes, footer.bytes()).await?;
+            fields::write_at(&**file, size_bytes, footer.bytes()).await?;
         }
         Subformat::Dynamic => create_dynamic(file, size_bytes, &footer).await?,
     }
@@ -113,12 +113,12 @@ async fn create_dynamic(file: &Arc<dyn Storage>, size_bytes: u64, footer: &Foote
     // At most 4 MiB.
     let table = vec![0xff; table_len_bytes as usize];
     let header = Header::encode(entries as u32);
-    transfer::write(&**file, LEN_BYTES as u64, &header).await?;
-    transfer::write(&**file, TABLE_BYTES, &table).await?;
+    fields::write_at(&**file, LEN_BYTES as u64, &header).await?;
+    fields::write_at(&**file, TABLE_BYTES, &table).await?;
     file.flush().await?;
-    transfer::write(&**file, 0, footer.bytes()).await?;
+    fields::write_at(&**file, 0, footer.bytes()).await?;
     file.flush().await?;
-    transfer::write(&**file, TABLE_BYTES + table_len_bytes, footer.bytes()).await
+    fields::write_at(&**file, TABLE_BYTES + table_len_bytes, footer.bytes()).await
 }
 
 #[cfg(test)]

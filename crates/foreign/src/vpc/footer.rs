@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use vellum::{Error, ErrorKind, Result};
 
 use super::geometry::Geometry;
-use crate::bytes::put;
+use crate::fields::put;
 
 /// What a footer takes, in bytes.
 pub(super) const LEN_BYTES: usize = 512;

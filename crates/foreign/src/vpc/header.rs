@@ -2,10 +2,10 @@
 
 use vellum::{Error, ErrorKind, Result};
 
-use super::be::{be32, be64, id};
 use super::footer::{LEN_BYTES as FOOTER_BYTES, checksum};
 use super::invalid;
-use crate::bytes::put;
+use crate::fields::put;
+use crate::fields::{array, be32, be64};
 
 /// What the header takes, in bytes.
 pub(super) const LEN_BYTES: usize = 1024;
@@ -54,7 +54,7 @@ impl Header {
                 be64(bytes, 16)?,
                 be32(bytes, 28)?,
                 be32(bytes, 32)?,
-                id(bytes, 40)?,
+                array(bytes, 40)?,
             ))
         };
         let (table_bytes, entries, block_bytes, parent_id) =

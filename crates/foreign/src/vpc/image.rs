@@ -9,7 +9,7 @@ use super::header::{self, Header, UNALLOCATED};
 use super::invalid;
 use super::parent::Parent;
 use crate::entries::{Endian, Entries};
-use crate::transfer;
+use crate::fields;
 
 /// `EFBIG`.
 pub(super) const FILE_TOO_BIG: i32 = 27;
@@ -62,14 +62,14 @@ impl Image {
 
 /// The footer, and whether it is only at the end, as that of a fixed image.
 pub(super) async fn read_footer(file: &dyn Storage) -> Result<(Footer, bool)> {
-    let first = transfer::read(file, 0, LEN_BYTES).await?;
+    let first = fields::read_at(file, 0, LEN_BYTES).await?;
     if let Some(footer) = Footer::decode(&first) {
         return Ok((footer, false));
     }
     let Some(at_bytes) = file.len_bytes()?.checked_sub(LEN_BYTES as u64) else {
         return Err(invalid("File too small for a VHD header"));
     };
-    let last = transfer::read(file, at_bytes, LEN_BYTES).await?;
+    let last = fields::read_at(file, at_bytes, LEN_BYTES).await?;
     match Footer::decode(&last) {
         // A dynamic image whose beginning is damaged must not be taken for the bytes of a disk.
         Some(footer) if footer.kind() == Some(Kind::Fixed) => Ok((footer, true)),
@@ -80,7 +80,7 @@ pub(super) async fn read_footer(file: &dyn Storage) -> Result<(Footer, bool)> {
 
 /// Whether there is a footer at an offset.
 pub(super) async fn is_footer(file: &dyn Storage, at_bytes: u64) -> Result<bool> {
-    let bytes = transfer::read(file, at_bytes, COOKIE.len()).await?;
+    let bytes = fields::read_at(file, at_bytes, COOKIE.len()).await?;
     Ok(bytes.starts_with(COOKIE))
 }
 
@@ -89,7 +89,7 @@ async fn read_header(file: &dyn Storage, footer: &Footer, sectors: u64) -> Resul
     if at_bytes > i64::MAX as u64 - header::LEN_BYTES as u64 {
         return Err(invalid("Error reading dynamic VHD header"));
     }
-    let bytes = transfer::read(file, at_bytes, header::LEN_BYTES).await?;
+    let bytes = fields::read_at(file, at_bytes, header::LEN_BYTES).await?;
     Header::decode(&bytes, sectors)
 }
 

@@ -17,9 +17,9 @@ use super::{bitmap, invalid};
 use crate::device::MappedDevice;
 use crate::entries::{ChangedEntries, Entries};
 use crate::facts::Facts;
+use crate::fields;
 use crate::layout::{Layout, NewBlock, Place, Run};
 use crate::partial::Bitmaps;
-use crate::transfer;
 
 /// What the device takes for a block of a fixed image, in bytes.
 const FIXED_BLOCK_BYTES: u64 = 2 << 20;
@@ -268,7 +268,7 @@ impl Blocks {
         let Some(place) = place else {
             return Ok(());
         };
-        let bits = transfer::read(file, place, self.bitmap_bytes as usize).await?;
+        let bits = fields::read_at(file, place, self.bitmap_bytes as usize).await?;
         let is_whole = bitmap::is_whole(&bits, self.sectors());
         if has_parent && !is_whole {
             self.bitmaps.put(block, &bits);
@@ -447,7 +447,7 @@ impl Layout for VpcLayout {
         let [file] = &self.file;
         let bits = vec![0xff; self.blocks()?.bitmap_bytes as usize];
         let bitmaps = changes.bitmaps.into_iter();
-        let bitmaps = bitmaps.map(|at_bytes| transfer::write(&**file, at_bytes, &bits));
+        let bitmaps = bitmaps.map(|at_bytes| fields::write_at(&**file, at_bytes, &bits));
         finish_all(WRITES_AT_ONCE, bitmaps).await?;
         changes.table.write(&**file).await
     }

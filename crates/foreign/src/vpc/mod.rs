@@ -18,7 +18,6 @@
 //! The parent of a differencing image is opened by whoever opens the image: [`parent`] reads its names.
 //! (QEMU takes such an image for a dynamic one, and what is the parent's for zeroes.)
 
-mod be;
 mod bitmap;
 mod create;
 mod footer;

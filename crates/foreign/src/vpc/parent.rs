@@ -4,7 +4,7 @@ use vellum::{Result, Storage};
 
 use super::header::{Header, Locator, text_of};
 use crate::facts::BackingName;
-use crate::transfer;
+use crate::fields;
 
 /// The longest path that is read, in bytes.
 const MAX_PATH_BYTES: u32 = 64 << 10;
@@ -39,7 +39,7 @@ impl Parent {
                 continue;
             }
             let place = (locator.offset_bytes, locator.len_bytes as usize);
-            let bytes = transfer::read(file, place.0, place.1).await?;
+            let bytes = fields::read_at(file, place.0, place.1).await?;
             parent.take(locator, &bytes);
         }
         Ok(parent)

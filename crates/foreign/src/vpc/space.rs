@@ -7,7 +7,7 @@ use vellum::{Error, ErrorKind, Result, Storage};
 use super::footer::{Footer, LEN_BYTES};
 use super::header::UNALLOCATED;
 use super::image::is_footer;
-use crate::transfer;
+use crate::fields;
 
 /// The footer is put so far behind the last block, that not every new one has to wait for it.
 const AHEAD_BYTES: u64 = 16 << 20;
@@ -76,13 +76,13 @@ impl Space {
         if end > self.footer_bytes {
             let blocks = (AHEAD_BYTES / whole_bytes).max(1);
             let footer_bytes = start + blocks * whole_bytes;
-            transfer::write(&**file, footer_bytes, self.footer.bytes()).await?;
+            fields::write_at(&**file, footer_bytes, self.footer.bytes()).await?;
             file.flush().await?;
             self.footer_bytes = footer_bytes;
             self.has_grown = true;
         }
         let bitmap = vec![0xff; self.bitmap_bytes as usize];
-        transfer::write(&**file, start, &bitmap).await?;
+        fields::write_at(&**file, start, &bitmap).await?;
         self.free_bytes = end;
         Ok(NewPlace {
             offset_bytes: start,
@@ -97,7 +97,7 @@ impl Space {
             return Ok(());
         }
         if self.footer_bytes > self.free_bytes {
-            transfer::write(&**file, self.free_bytes, self.footer.bytes()).await?;
+            fields::write_at(&**file, self.free_bytes, self.footer.bytes()).await?;
             file.flush().await?;
             self.footer_bytes = self.free_bytes;
         }

@@ -13,8 +13,8 @@ use super::footer::{Footer, Kind};
 use super::geometry::Geometry;
 use super::header::{BLOCK_BYTES, Header, put_checksum};
 use super::{CreateOptions, OpenOptions, create, open, parent};
-use crate::bytes::put;
 use crate::facts::Facts;
+use crate::fields::put;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 const SIZE_BYTES: usize = 4 * BLOCK + 5120;
