@@ -5,9 +5,7 @@
 //! Invariant: a file that an image names (a backing file, an extent) is opened by this crate, as far as
 //! the policy allows it (rule 12); the formats themselves open nothing.
 
-mod bochs;
-mod cloop;
-mod dmg;
+mod only_read;
 mod opening;
 mod parallels;
 mod qcow;
@@ -131,9 +129,9 @@ impl Eq for ForeignFormat {}
 
 /// All formats, sorted by name.
 static FORMATS: &[ForeignFormat] = &[
-    bochs::FORMAT,
-    cloop::FORMAT,
-    dmg::FORMAT,
+    only_read::BOCHS,
+    only_read::CLOOP,
+    only_read::DMG,
     parallels::FORMAT,
     qcow::FORMAT,
     qed::FORMAT,

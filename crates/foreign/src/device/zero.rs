@@ -47,12 +47,16 @@ impl<L: Layout> Core<L> {
     /// no turn each.
     async fn zero_run_at(&self, at: u64, end: u64) -> Result<Option<u64>> {
         let run = self.run_at(at, end - at).await?;
-        let is_zero = match run.place {
+        Ok(self.is_zero(run.place).then_some(run.len_bytes))
+    }
+
+    /// Whether what is at a place reads as zeroes, as far as that tells.
+    fn is_zero(&self, place: Place) -> bool {
+        match place {
             Place::Zero => true,
             Place::Absent => self.backing.is_none(),
             Place::Data { .. } | Place::Compressed => false,
-        };
-        Ok(is_zero.then_some(run.len_bytes))
+        }
     }
 
     /// Makes a part of a block, which is held, read as zeroes.
@@ -64,11 +68,8 @@ impl<L: Layout> Core<L> {
     ) -> Result<()> {
         let shows_backing = self.backing.is_some();
         if piece == *block {
-            let run = self.run_at(block.start, block.end - block.start).await?;
-            let is_whole = run.len_bytes == block.end - block.start;
-            if is_whole
-                && (run.place == Place::Zero || run.place == Place::Absent && !shows_backing)
-            {
+            let zero_bytes = self.zero_run_at(block.start, block.end).await?;
+            if zero_bytes == Some(block.end - block.start) {
                 return Ok(());
             }
             let zeroed = self
@@ -104,8 +105,7 @@ impl<L: Layout> Core<L> {
         request: ZeroRequest,
     ) -> Result<u64> {
         match place {
-            Place::Zero => Ok(len_bytes),
-            Place::Absent if self.backing.is_none() => Ok(len_bytes),
+            place if self.is_zero(place) => Ok(len_bytes),
             Place::Data {
                 file,
                 offset_bytes: host,
@@ -120,7 +120,7 @@ impl<L: Layout> Core<L> {
                     .await?;
                 Ok(len_bytes)
             }
-            Place::Absent | Place::Compressed => {
+            Place::Zero | Place::Absent | Place::Compressed => {
                 if request.no_fallback {
                     return Err(self.error(
                         vellum::ErrorKind::Unsupported,
