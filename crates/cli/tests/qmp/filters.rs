@@ -99,9 +99,7 @@ fn told_alike(script: &[Step]) {
 fn one_job_works_on_a_node_whichever_way_it_gets_there() {
     for first in JOBS {
         let place = Place::new();
-        let mut daemon = place.ours(SERVER);
-        play(&mut daemon, served_under("throttle"));
-        play(&mut daemon, [first("j", "top")]);
+        let mut daemon = beside(first, &place);
         for second in [commit, stream] {
             let Ask(command, arguments) = second("k", "flt") else {
                 unreachable!("it is asked for")
