@@ -36,8 +36,10 @@ usage: cargo xtask TASK [ARGUMENTS]
                              a Debian package in the place of qemu-utils; --check tries it
                              in the system below ROOT
   bench vhost|fuse|nbd [--quick] [--seconds N] [--rounds N] [--only WORD]... [--json FILE]
-                             [--vellum PROGRAM] [--before PROGRAM]
+                             [--format FORMAT]... [--vellum PROGRAM] [--before PROGRAM]
                              an export of ours beside QEMU's
+  bench convert [--quick] [--rounds N] [--only WORD]... [--vellum PROGRAM]
+                             other formats, from and to, beside qemu-img
   differential [--seeds A..B] [--jobs N] [--vellum PROGRAM] [--keep-going]
                              random scenarios against QEMU's programs
   test                       every test; ends with 'N passed, N failed'

@@ -42,6 +42,7 @@ impl Place {
         name: &'static str,
         folder: &Path,
         is_direct: bool,
+        formats: &[String],
         disk_bytes: u64,
     ) -> Result<Self> {
         let raw = folder.join("raw");
@@ -55,10 +56,12 @@ impl Place {
             std::io::Write::write_all(&mut file, &bytes)?;
         }
         file.sync_all()?;
-        let mut convert = process::program("qemu-img")?;
-        convert.args(["convert", "-f", "raw", "-O", "qcow2"]);
-        process::output(convert.arg(&raw).arg(folder.join("qcow2")))?;
-        std::fs::File::open(folder.join("qcow2"))?.sync_all()?;
+        for format in formats.iter().filter(|format| *format != "raw") {
+            let mut convert = process::program("qemu-img")?;
+            convert.args(["convert", "-f", "raw", "-O", format]);
+            process::output(convert.arg(&raw).arg(folder.join(format)))?;
+            std::fs::File::open(folder.join(format))?.sync_all()?;
+        }
         Ok(Place {
             name,
             folder: folder.to_owned(),

@@ -8,6 +8,7 @@
 //! do I/O. Nothing else should run meanwhile.
 
 mod blkio;
+mod convert;
 mod fio;
 mod load;
 mod options;
@@ -79,6 +80,7 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
         _ => bail!("{}", options::USAGE),
     };
     let export = match kind.to_str() {
+        Some("convert") => return convert::run(&Options::parse(arguments)?),
         Some("vhost") => Export::Vhost,
         Some("fuse") => Export::Fuse,
         Some("nbd") => Export::Nbd,
@@ -91,8 +93,20 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
     let on_disk = tempfile::tempdir_in(&workspace.target)?;
     let in_memory = tempfile::tempdir_in(MEMORY_FOLDER)?;
     let places = [
-        Place::new("tmpfs", in_memory.path(), false, options.disk_bytes)?,
-        Place::new("disk", on_disk.path(), true, options.disk_bytes)?,
+        Place::new(
+            "tmpfs",
+            in_memory.path(),
+            false,
+            &options.formats,
+            options.disk_bytes,
+        )?,
+        Place::new(
+            "disk",
+            on_disk.path(),
+            true,
+            &options.formats,
+            options.disk_bytes,
+        )?,
     ];
     let mut rows = rows(export, &places, &options, programs.len());
     for round in 0..options.rounds {
@@ -134,7 +148,7 @@ fn rows(export: Export, places: &[Place], options: &Options, programs: usize) ->
         .chain(writes.iter().map(|load| (load, true)))
         .collect();
     for place in places {
-        for format in ["raw", "qcow2"] {
+        for format in &options.formats {
             for &(&(clients, depth), writes) in &loads {
                 let load = Load {
                     clients,
@@ -147,12 +161,7 @@ fn rows(export: Export, places: &[Place], options: &Options, programs: usize) ->
             }
         }
     }
-    let has_all = |row: &Row| {
-        let title = row.title();
-        let mut words = options.only.iter();
-        words.all(|word| title.contains(word.as_str()))
-    };
-    rows.retain(has_all);
+    rows.retain(|row| options.wants(&row.title()));
     rows
 }
 

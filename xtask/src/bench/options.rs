@@ -7,7 +7,9 @@ use lexopt::{Arg, ValueExt as _};
 
 pub const USAGE: &str = "\
 usage: cargo xtask bench vhost|fuse|nbd [--quick] [--seconds N] [--rounds N] [--only WORD]...
-                         [--json FILE] [--vellum PROGRAM] [--before PROGRAM | --transports]";
+                         [--format FORMAT]... [--json FILE] [--vellum PROGRAM]
+                         [--before PROGRAM | --transports]
+       cargo xtask bench convert [--quick] [--rounds N] [--only WORD]... [--vellum PROGRAM]";
 
 const MIB: u64 = 1 << 20;
 
@@ -27,6 +29,8 @@ pub struct Options {
     pub rounds: usize,
     /// Words of the titles of rows, of which each must be there.
     pub only: Vec<String>,
+    /// Formats of the images that are served.
+    pub formats: Vec<String>,
     /// Where everything that was measured is written.
     pub json: Option<PathBuf>,
 }
@@ -43,6 +47,7 @@ impl Options {
             seconds: 0.0,
             rounds: 0,
             only: Vec::new(),
+            formats: Vec::new(),
             json: None,
         };
         while let Some(argument) = arguments.next()? {
@@ -52,6 +57,7 @@ impl Options {
                 Arg::Long("seconds") => options.seconds = arguments.value()?.parse()?,
                 Arg::Long("rounds") => options.rounds = arguments.value()?.parse()?,
                 Arg::Long("only") => options.only.push(arguments.value()?.string()?),
+                Arg::Long("format") => options.formats.push(arguments.value()?.string()?),
                 Arg::Long("json") => options.json = Some(arguments.value()?.into()),
                 Arg::Long("vellum") => options.vellum = Some(program(arguments.value()?.into())?),
                 Arg::Long("before") => options.before = Some(program(arguments.value()?.into())?),
@@ -60,6 +66,11 @@ impl Options {
         }
         options.fill();
         Ok(options)
+    }
+
+    /// Whether the title of a row has all words that were asked for.
+    pub fn wants(&self, title: &str) -> bool {
+        self.only.iter().all(|word| title.contains(word.as_str()))
     }
 
     /// What was not said.
@@ -73,6 +84,9 @@ impl Options {
         }
         if self.rounds == 0 {
             self.rounds = rounds;
+        }
+        if self.formats.is_empty() {
+            self.formats = ["raw", "qcow2"].map(str::to_owned).into();
         }
     }
 }

@@ -20,7 +20,7 @@ pub struct Measured {
 /// A load on an image in a place.
 pub struct Row {
     pub place: Place,
-    pub format: &'static str,
+    pub format: String,
     pub load: Load,
     /// By program, in the order of the rounds; none where a program cannot serve this.
     measured: Vec<Vec<Measured>>,
@@ -28,10 +28,10 @@ pub struct Row {
 
 impl Row {
     /// Nothing is measured yet.
-    pub fn new(place: Place, format: &'static str, load: Load, programs: usize) -> Self {
+    pub fn new(place: Place, format: &str, load: Load, programs: usize) -> Self {
         Row {
             place,
-            format,
+            format: format.to_owned(),
             load,
             measured: vec![Vec::new(); programs],
         }
@@ -41,13 +41,13 @@ impl Row {
     pub fn title(&self) -> String {
         let Load { clients, depth, .. } = self.load;
         let kind = if self.load.writes { "writes" } else { "reads" };
-        let (place, format) = (self.place.name, self.format);
+        let (place, format) = (self.place.name, &self.format);
         format!("{place}, {format}, {kind}, {clients} x {depth}")
     }
 
     /// Where the image lies.
     pub fn image(&self) -> PathBuf {
-        self.place.folder.join(self.format)
+        self.place.folder.join(&self.format)
     }
 
     /// Takes in what a program came to.
@@ -77,7 +77,8 @@ impl Row {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// The middle one, or the mean of the two in the middle.
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let half = values.len() / 2;
     match values.len() % 2 {

@@ -106,7 +106,7 @@ impl Server {
             Program::Nbd(aio) => {
                 let mut command = process::program("qemu-nbd")?;
                 command.args(["--persistent", "--shared", CLIENTS_MAX, "--discard=unmap"]);
-                command.args(["-f", row.format, "-x", NBD_NAME, "-k"]);
+                command.args(["-f", &row.format, "-x", NBD_NAME, "-k"]);
                 command.arg(folder.join(SOCKET));
                 command.arg(format!("--aio={}", aio.name()));
                 if row.place.is_direct {

@@ -7,7 +7,9 @@
 //! Each begins at a sector. A stream ends with a footer's marker, the footer (a header with the real
 //! offset of the directory) and the end-of-stream marker, which is a sector of zeroes.
 
-use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
+use std::cell::RefCell;
+
+use libdeflater::{CompressionLvl, Compressor, Decompressor};
 use vellum::{Error, ErrorKind, Result};
 
 use super::header::{SparseHeader, u32_at, u64_at};
@@ -57,41 +59,32 @@ impl GrainMarker {
     }
 }
 
+thread_local! {
+    // Both own tables of tens of kilobytes or more that are worth keeping.
+    static DEFLATER: RefCell<Compressor> = RefCell::new(Compressor::new(CompressionLvl::default()));
+    static INFLATER: RefCell<Decompressor> = RefCell::new(Decompressor::new());
+}
+
 /// A marker and the compressed content behind it, filled up to whole sectors.
 ///
 /// # Errors
-/// [`ErrorKind::Io`] if the compressor fails.
+/// [`ErrorKind::Io`] if the compressor fails, or gives more than a marker can count.
 pub fn pack_grain(guest_sector: u64, content: &[u8]) -> Result<Vec<u8>> {
-    let fail = || {
-        Error::new(
-            ErrorKind::Io,
-            "write compressed",
-            "cannot compress the data",
-        )
-    };
-    let mut packed = Vec::with_capacity(content.len() / 2 + 1024);
-    packed.extend_from_slice(&guest_sector.to_le_bytes());
-    packed.extend_from_slice(&[0; 4]);
-    let mut deflater = Compress::new(Compression::default(), true);
-    loop {
-        let rest = usize::try_from(deflater.total_in())
-            .ok()
-            .and_then(|done| content.get(done..))
-            .ok_or_else(fail)?;
-        let status = deflater
-            .compress_vec(rest, &mut packed, FlushCompress::Finish)
-            .map_err(|_| fail())?;
-        if status == Status::StreamEnd {
-            break;
-        }
-        packed.reserve(packed.len());
-    }
-    let stream_bytes = u32::try_from(packed.len() - GRAIN_MARKER_BYTES).map_err(|_| fail())?;
-    if let Some(size) = packed.get_mut(8..GRAIN_MARKER_BYTES) {
-        size.copy_from_slice(&stream_bytes.to_le_bytes());
-    }
-    packed.resize(packed.len().next_multiple_of(512), 0);
-    Ok(packed)
+    DEFLATER.with_borrow_mut(|deflater| {
+        let most_bytes = deflater.zlib_compress_bound(content.len());
+        let mut packed = vec![0; GRAIN_MARKER_BYTES + most_bytes];
+        let (marker, stream) = packed.split_at_mut(GRAIN_MARKER_BYTES);
+        let stream_bytes = deflater.zlib_compress(content, stream).ok();
+        let Some(counted) = stream_bytes.and_then(|len| u32::try_from(len).ok()) else {
+            let message = "cannot compress the data";
+            return Err(Error::new(ErrorKind::Io, "write compressed", message));
+        };
+        marker[..8].copy_from_slice(&guest_sector.to_le_bytes());
+        marker[8..].copy_from_slice(&counted.to_le_bytes());
+        packed.truncate(GRAIN_MARKER_BYTES + counted as usize);
+        packed.resize(packed.len().next_multiple_of(512), 0);
+        Ok(packed)
+    })
 }
 
 /// The content of a compressed grain, at most `most_bytes`; what follows the stream does not matter.
@@ -99,22 +92,14 @@ pub fn pack_grain(guest_sector: u64, content: &[u8]) -> Result<Vec<u8>> {
 /// # Errors
 /// [`ErrorKind::Corrupt`] for what is no whole stream, or one of more bytes.
 pub fn unpack(stream: &[u8], most_bytes: usize) -> Result<Vec<u8>> {
-    let fail = || {
-        Error::new(
-            ErrorKind::Corrupt,
-            "read",
-            "a compressed grain does not decompress",
-        )
-    };
     let mut content = vec![0; most_bytes];
-    let mut inflater = Decompress::new(true);
-    let status = inflater
-        .decompress(stream, &mut content, FlushDecompress::Finish)
-        .map_err(|_| fail())?;
-    if status != Status::StreamEnd {
-        return Err(fail());
-    }
-    content.truncate(usize::try_from(inflater.total_out()).map_err(|_| fail())?);
+    let inflated =
+        INFLATER.with_borrow_mut(|inflater| inflater.zlib_decompress(stream, &mut content));
+    let Ok(len) = inflated else {
+        let message = "a compressed grain does not decompress";
+        return Err(Error::new(ErrorKind::Corrupt, "read", message));
+    };
+    content.truncate(len);
     Ok(content)
 }
 

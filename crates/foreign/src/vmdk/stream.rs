@@ -31,7 +31,13 @@ impl Sparse {
                 bytes = read_at(file, at_bytes, stream.end).await?;
             }
         }
-        compute(move || unpack(bytes.get(stream).unwrap_or_default(), grain_bytes)).await
+        let (content, _bytes) = compute(move || {
+            let content = unpack(bytes.get(stream).unwrap_or_default(), grain_bytes);
+            // The buffer goes back to the lane, which keeps it for the next read.
+            (content, bytes)
+        })
+        .await;
+        content
     }
 
     /// Compresses the content of a grain, and puts it behind all those that came before it. Gives
