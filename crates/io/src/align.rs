@@ -227,7 +227,9 @@ impl RangeLocks {
         }
     }
 
-    /// What a change of a range needs where blocks are as `alignment` says.
+    /// What a change of a range needs where blocks are as `alignment` says. Blocks of which a part
+    /// stays as it is are held with the pages that they lie in: where a file ends inside of one, it is
+    /// written through the page cache.
     pub async fn lock_for_write(
         self: &Arc<Self>,
         alignment: Alignment,
@@ -240,7 +242,15 @@ impl RangeLocks {
         let around = alignment.around(offset_bytes, len_bytes);
         match alignment.fits_range(offset_bytes, len_bytes) {
             true => WriteGuard::Passing(self.lock_shared(around).await),
-            false => WriteGuard::Alone(self.lock_exclusive(around).await),
+            false => {
+                let page_bytes = rustix::param::page_size() as u64;
+                let pages = around.start / page_bytes * page_bytes
+                    ..around
+                        .end
+                        .checked_next_multiple_of(page_bytes)
+                        .unwrap_or(u64::MAX);
+                WriteGuard::Alone(self.lock_exclusive(pages).await)
+            }
         }
     }
 }

@@ -75,8 +75,7 @@ impl File {
         }
         let skip = (offset_bytes - around.start) as usize;
         align::gather(&buffers, &mut copy[skip..skip + len_bytes as usize]);
-        self.write(around.start, Buffers::from_buf([copy]), durable)
-            .await?;
+        self.write_blocks(around.start, end, copy, durable).await?;
         Ok(buffers)
     }
 }

@@ -11,6 +11,7 @@
 //! | `renewal` | the same file opened anew, which stays locked |
 //! | `as_file` | the file that a storage is |
 //! | `bounce` | requests that direct I/O wants aligned |
+//! | `last_block` | what direct I/O would make the file longer by |
 //! | `zero`, `extents`, `clone` | zeroes and holes; where there is data; blocks that files share |
 //! | `drop_behind` | large files that a job reads once leave the page cache again |
 //!
@@ -23,6 +24,7 @@ mod clone;
 mod drop_behind;
 mod extents;
 mod held_locks;
+mod last_block;
 mod open;
 mod options;
 mod renewal;
@@ -32,8 +34,8 @@ use std::any::Any;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 pub use as_file::AsFile;
 use drop_behind::DropBehind;
@@ -70,6 +72,8 @@ struct File {
     ranges: Arc<RangeLocks>,
     supports: Supports,
     extents: extents::ExtentCache,
+    /// The same file without direct I/O, opened when it is wanted first.
+    through_cache: Arc<OnceLock<Arc<OwnedFd>>>,
     /// `None`: what is read stays in the page cache as the kernel likes.
     behind: Option<DropBehind>,
 }

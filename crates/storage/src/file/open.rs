@@ -99,6 +99,7 @@ impl OpenedFile {
             ranges: Arc::default(),
             supports: Supports::new(),
             extents: Default::default(),
+            through_cache: Arc::default(),
             behind,
         })
     }

@@ -285,9 +285,7 @@ impl File {
         let mut copy = self.read_range(around.clone()).await?;
         let skip = (from_bytes - around.start) as usize;
         copy[skip..skip + (to_bytes - from_bytes) as usize].fill(0);
-        self.write(around.start, Buffers::from_buf([copy]), false)
-            .await
-            .map(drop)
+        self.write_blocks(around.start, to_bytes, copy, false).await
     }
 
     pub(super) fn cannot(&self, operation: &'static str) -> Error {
