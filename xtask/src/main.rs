@@ -40,7 +40,7 @@ usage: cargo xtask TASK [ARGUMENTS]
                              an export of ours beside QEMU's
   bench convert [--quick] [--rounds N] [--only WORD]... [--vellum PROGRAM]
                              other formats, from and to, beside qemu-img
-  differential [--seeds A..B] [--jobs N] [--vellum PROGRAM] [--keep-going]
+  differential [--format FORMAT] [--seeds A..B] [--jobs N] [--vellum PROGRAM] [--keep-going]
                              random scenarios against QEMU's programs
   test                       every test; ends with 'N passed, N failed'
   api [--check]              list the public items of the libraries in docs/api; --check

@@ -26,13 +26,13 @@ pub fn image_opts(shape: &Shape, image: &str) -> String {
         true => ",encrypt.key-secret=s",
         false => "",
     };
-    format!("driver=qcow2,file.filename={image}{key}")
+    format!("driver={},file.filename={image}{key}", shape.format())
 }
 
 /// The words that name one image.
 pub fn image(shape: &Shape, image: &str) -> Vec<String> {
     if !shape.encrypted {
-        return owned(&["-f", "qcow2", image]);
+        return owned(&["-f", shape.format(), image]);
     }
     let mut words = objects(shape);
     words.extend(["--image-opts".to_owned(), image_opts(shape, image)]);
@@ -42,7 +42,7 @@ pub fn image(shape: &Shape, image: &str) -> Vec<String> {
 /// The words that name two images to `compare`.
 pub fn two_images(shape: &Shape, [first, second]: [&str; 2]) -> Vec<String> {
     if !shape.encrypted {
-        return owned(&["-f", "qcow2", "-F", "qcow2", first, second]);
+        return owned(&["-f", shape.format(), "-F", shape.format(), first, second]);
     }
     let mut words = image(shape, first);
     words.push(image_opts(shape, second));

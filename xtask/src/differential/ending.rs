@@ -30,7 +30,7 @@ pub enum Ending {
 impl Ending {
     /// An ending that fits a shape.
     pub fn random(random: &mut Random, shape: &Shape) -> Ending {
-        if shape.chain.is_empty() || random.chance(40) {
+        if shape.chain.is_empty() || shape.foreign.is_some() || random.chance(40) {
             return Ending::None;
         }
         match random.chance(50) {

@@ -10,6 +10,7 @@ mod access;
 mod bitmaps;
 mod compare;
 mod ending;
+mod foreign;
 mod operation;
 mod play;
 mod runner;
@@ -28,6 +29,7 @@ use anyhow::{Context, Result, bail};
 use lexopt::{Arg, ValueExt as _};
 
 use crate::workspace::Workspace;
+use foreign::Foreign;
 use play::Difference;
 use runner::Programs;
 use scenario::Scenario;
@@ -46,6 +48,8 @@ struct Arguments {
     jobs: usize,
     vellum: Option<PathBuf>,
     most_differences: usize,
+    /// Other images than of qcow2.
+    format: Option<&'static Foreign>,
 }
 
 /// The task.
@@ -72,6 +76,7 @@ fn play_seeds(workspace: &Workspace, vellum: PathBuf, arguments: &Arguments) -> 
         end: seeds.end,
         most_differences: arguments.most_differences,
         differing: Mutex::new(Vec::new()),
+        format: arguments.format,
     };
     std::thread::scope(|scope| {
         for _ in 0..arguments.jobs {
@@ -131,17 +136,30 @@ fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
         jobs,
         vellum: None,
         most_differences: MOST_DIFFERENCES,
+        format: None,
     };
     while let Some(argument) = parser.next()? {
         match argument {
             Arg::Long("seeds") => arguments.seeds = parse_seeds(&parser.value()?.string()?)?,
             Arg::Long("jobs") => arguments.jobs = parser.value()?.parse::<usize>()?.max(1),
             Arg::Long("vellum") => arguments.vellum = Some(parser.value()?.into()),
+            Arg::Long("format") => arguments.format = parse_format(&parser.value()?.string()?)?,
             Arg::Long("keep-going") => arguments.most_differences = usize::MAX,
             other => return Err(other.unexpected().into()),
         }
     }
     Ok(arguments)
+}
+
+/// The format of a scenario's images; `None` for qcow2.
+fn parse_format(name: &str) -> Result<Option<&'static Foreign>> {
+    if name == "qcow2" {
+        return Ok(None);
+    }
+    let found = Foreign::named(name);
+    found
+        .map(Some)
+        .with_context(|| format!("'{name}' is none of qcow2, {}", Foreign::names()))
 }
 
 /// `A..B`, or one seed.
@@ -165,6 +183,7 @@ struct Campaign<'a> {
     end: u64,
     most_differences: usize,
     differing: Mutex<Vec<u64>>,
+    format: Option<&'static Foreign>,
 }
 
 impl Campaign<'_> {
@@ -175,7 +194,7 @@ impl Campaign<'_> {
                 return;
             }
             let folder = self.folder.join(format!("seed-{seed}"));
-            let scenario = Scenario::random(seed);
+            let scenario = Scenario::random(seed, self.format);
             if let Err(difference) = play::play(self.programs, &folder, &scenario) {
                 self.report(seed, &folder, scenario, difference);
             }

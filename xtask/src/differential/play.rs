@@ -138,8 +138,11 @@ fn create(runner: &mut Runner, scenario: &Scenario) -> Result<()> {
         let options = scenario.shape.options(image);
         let mut words = vec!["create".to_owned()];
         words.extend(access::objects(&scenario.shape));
-        let rest = ["-q", "-f", "qcow2", "-o", &options, image, &size];
-        words.extend(rest.map(str::to_owned));
+        words.extend(["-q", "-f", scenario.shape.format()].map(str::to_owned));
+        if !options.is_empty() {
+            words.extend(["-o".to_owned(), options]);
+        }
+        words.extend([image, &size].map(str::to_owned));
         runner.img_done(tool, &words).context("create")?;
     }
     Ok(())
@@ -175,7 +178,7 @@ fn prepare(runner: &mut Runner, scenario: &Scenario) -> Result<()> {
     }
     for (image, tool) in IMAGES.into_iter().zip([scenario.preparer, Tool::Qemu]) {
         let mut words = command_words(&scenario.preparation);
-        words.extend(["-f", "qcow2", image].map(str::to_owned));
+        words.extend(["-f", scenario.shape.format(), image].map(str::to_owned));
         let answer = runner.io(tool, &words)?;
         ensure!(
             answer.code == 0 && answer.output.is_empty() && answer.errors.is_empty(),

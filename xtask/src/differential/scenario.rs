@@ -2,6 +2,7 @@
 
 use super::bitmaps;
 use super::ending::Ending;
+use super::foreign::Foreign;
 use super::operation::Batch;
 use super::shape::{Shape, compressed_write};
 use crate::random::Random;
@@ -38,10 +39,13 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// The scenario of a seed.
-    pub fn random(seed: u64) -> Scenario {
+    /// The scenario of a seed, with images of another format than qcow2 where that is given.
+    pub fn random(seed: u64, format: Option<&'static Foreign>) -> Scenario {
         let random = &mut Random::new(seed);
-        let shape = Shape::random(random);
+        let shape = match format {
+            Some(format) => format.shape(random),
+            None => Shape::random(random),
+        };
         let creators = [(); 2].map(|()| random.pick(&[Tool::Vellum, Tool::Qemu]));
         let mut preparation = Vec::new();
         if shape.can_compress() && random.chance(40) {

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::access;
+use super::foreign::Foreign;
 use crate::random::Random;
 
 const SECTOR_BYTES: u64 = 512;
@@ -23,7 +24,7 @@ pub enum DataFile {
 pub struct Backing {
     /// Its name.
     pub name: String,
-    /// `raw` or `qcow2`.
+    /// Its format.
     pub format: &'static str,
     /// Its size in bytes.
     pub size_bytes: u64,
@@ -36,6 +37,9 @@ pub struct Backing {
 /// How an image is made.
 #[derive(Debug, Clone)]
 pub struct Shape {
+    /// Another format than qcow2, with its creation options: then only those below count that are
+    /// not of qcow2 alone.
+    pub foreign: Option<(&'static Foreign, &'static str)>,
     /// The virtual size in bytes.
     pub size_bytes: u64,
     /// Cluster size, as a power of two.
@@ -85,6 +89,7 @@ impl Shape {
             _ => 16,
         };
         let mut shape = Shape {
+            foreign: None,
             size_bytes: 0,
             cluster_bits,
             version,
@@ -128,7 +133,8 @@ impl Shape {
         self.cluster_bytes() / if self.extended_l2 { 32 } else { 1 }
     }
 
-    fn choose_size(&mut self, random: &mut Random) {
+    /// Chooses the size, and how much of it is used.
+    pub fn choose_size(&mut self, random: &mut Random) {
         let most_clusters = match self.cluster_bits {
             0..=12 => 300,
             13..=16 => 40,
@@ -225,8 +231,22 @@ impl Shape {
         }
     }
 
+    /// The name of the images' format.
+    pub fn format(&self) -> &'static str {
+        self.foreign.map_or("qcow2", |(format, _)| format.name)
+    }
+
     /// The value of `-o` for an image of this name.
     pub fn options(&self, image: &str) -> String {
+        if let Some((_, options)) = self.foreign {
+            let backing = self.chain.last().map(|backing| {
+                let (name, format) = (&backing.name, backing.format);
+                format!("backing_file={name},backing_fmt={format}")
+            });
+            let options = Some(options.to_owned()).filter(|options| !options.is_empty());
+            let all: Vec<String> = options.into_iter().chain(backing).collect();
+            return all.join(",");
+        }
         let mut options = format!("cluster_size={}", self.cluster_bytes());
         let mut add = |text: String| {
             options.push(',');
@@ -266,6 +286,11 @@ impl Shape {
         options
     }
 
+    /// Whether both tools can do the same with its size.
+    pub fn can_resize_alike(&self) -> bool {
+        self.foreign.is_none_or(|(format, _)| format.can_resize_alike())
+    }
+
     /// Whether the second image is a copy of the first, which says nothing that depends
     /// on its name: to make a key slot takes either tool a second or two.
     pub fn can_copy(&self) -> bool {
@@ -275,6 +300,9 @@ impl Shape {
     /// Whether there may be compressed writes at first: those to clusters that are
     /// allocated already QEMU refuses.
     pub fn can_compress(&self) -> bool {
+        if let Some((format, _)) = self.foreign {
+            return format.can_compress();
+        }
         self.data_file == DataFile::Inside && !self.encrypted && self.preallocation == "off"
     }
 

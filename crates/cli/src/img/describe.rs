@@ -238,7 +238,8 @@ impl Description {
             let spec = ImageSpec::filename(name).with_format(Some("file"));
             let child = Box::pin(describe(&spec, force_share)).await?;
             let key = format!("extents.{number}").into();
-            self.children.insert(number, (key, child));
+            // As QEMU tells them: the last first, and before the file.
+            self.children.insert(0, (key, child));
         }
         Ok(())
     }

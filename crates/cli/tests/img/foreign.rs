@@ -60,6 +60,7 @@ const IMAGES: &[&str] = &[
     "qemu-img create -q -f vmdk -b base.vmdk -F vmdk over.vmdk",
     "qemu-io -f vmdk over.vmdk: write -P 1 64k 64k",
     "qemu-img create -q -f vmdk -o subformat=monolithicFlat flat.vmdk 1M",
+    "qemu-img create -q -f vmdk -o subformat=twoGbMaxExtentSparse many.vmdk 5G",
     "qemu-img create -q -f vhdx a.vhdx 20M",
     "qemu-img create -q -f vpc a.vpc 20M",
     "qemu-img create -q -f vdi a.vdi 20M",
@@ -78,6 +79,7 @@ fn images_are_described_alike() {
     for image in [
         "over.vmdk",
         "flat.vmdk",
+        "many.vmdk",
         "a.vhdx",
         "a.vpc",
         "a.vdi",

@@ -1,0 +1,186 @@
+//! Formats other than qcow2, as scenarios see them.
+
+use super::shape::{Backing, DataFile, Shape};
+use crate::random::Random;
+
+/// A format of which QEMU writes images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Foreign {
+    /// The driver's name.
+    pub name: &'static str,
+    /// Creation options; each is one that scenarios choose.
+    options: &'static [&'static str],
+    /// Sizes of blocks that the options lead to, as powers of two.
+    block_bits: &'static [u32],
+    /// Formats that may stand behind it.
+    backing: &'static [&'static str],
+    /// `write -c` is a command of it.
+    compresses: bool,
+    /// QEMU tells in maps what is where: of the others it calls everything data.
+    has_maps: bool,
+}
+
+const FORMATS: &[Foreign] = &[
+    Foreign {
+        name: "vmdk",
+        options: &[
+            "subformat=monolithicSparse",
+            "subformat=monolithicSparse,zeroed_grain=on",
+            "subformat=twoGbMaxExtentSparse",
+            "subformat=monolithicFlat",
+            "subformat=twoGbMaxExtentFlat",
+        ],
+        block_bits: &[16],
+        backing: &["vmdk"],
+        compresses: false,
+        has_maps: true,
+    },
+    Foreign {
+        name: "vhdx",
+        options: &[
+            "block_size=1M",
+            "block_size=2M,block_state_zero=off",
+            "subformat=fixed",
+        ],
+        block_bits: &[20, 21],
+        backing: &[],
+        compresses: false,
+        has_maps: false,
+    },
+    Foreign {
+        name: "vpc",
+        options: &[
+            "force_size=on",
+            "subformat=fixed,force_size=on",
+            "subformat=dynamic",
+        ],
+        block_bits: &[21],
+        backing: &[],
+        compresses: false,
+        has_maps: true,
+    },
+    Foreign {
+        name: "vdi",
+        options: &["static=off", "static=on"],
+        block_bits: &[20],
+        backing: &[],
+        compresses: false,
+        has_maps: true,
+    },
+    Foreign {
+        name: "parallels",
+        options: &["cluster_size=64k", "cluster_size=1M"],
+        block_bits: &[16, 20],
+        backing: &[],
+        compresses: false,
+        has_maps: true,
+    },
+    Foreign {
+        name: "qed",
+        options: &[
+            "cluster_size=4k,table_size=2",
+            "cluster_size=64k",
+            "table_size=16",
+        ],
+        block_bits: &[12, 16],
+        backing: &["raw", "qed", "qcow2"],
+        compresses: false,
+        has_maps: true,
+    },
+    Foreign {
+        name: "qcow",
+        options: &[],
+        block_bits: &[12],
+        backing: &["raw", "qcow", "qcow2"],
+        compresses: true,
+        has_maps: true,
+    },
+];
+
+impl Foreign {
+    /// The format of that name.
+    pub fn named(name: &str) -> Option<&'static Foreign> {
+        FORMATS.iter().find(|format| format.name == name)
+    }
+
+    /// The names of all of them.
+    pub fn names() -> String {
+        let names: Vec<&str> = FORMATS.iter().map(|format| format.name).collect();
+        names.join(", ")
+    }
+
+    /// A shape of this format. What only qcow2 has is off.
+    pub fn shape(&'static self, random: &mut Random) -> Shape {
+        let options = match self.options {
+            [] => "",
+            options => random.pick(options),
+        };
+        let mut shape = Shape {
+            foreign: Some((self, options)),
+            size_bytes: 0,
+            cluster_bits: random.pick(self.block_bits),
+            version: 2,
+            refcount_bits: 1,
+            extended_l2: false,
+            lazy_refcounts: false,
+            compression: "zlib",
+            data_file: DataFile::Inside,
+            encrypted: false,
+            preallocation: "off",
+            chain: Vec::new(),
+            spots: vec![0],
+            reach_bytes: 0,
+        };
+        shape.choose_size(random);
+        let takes_backing = !self.backing.is_empty() && !options.contains("Flat");
+        if takes_backing && random.chance(50) {
+            let format = random.pick(self.backing);
+            let backing = self.backing_of(random, &shape, format);
+            if self.name == "qcow" {
+                // Its clusters are smaller then.
+                shape.cluster_bits = 9;
+            }
+            shape.chain.push(backing);
+        }
+        shape
+    }
+
+    fn backing_of(&self, random: &mut Random, shape: &Shape, format: &'static str) -> Backing {
+        // A VMDK is as large as what it stands on.
+        let size_bytes = match (random.below(3), self.name) {
+            (1, "qed" | "qcow") => random.between(1, shape.reach_bytes.div_ceil(512)) * 512,
+            (2, "qed" | "qcow") => shape.size_bytes + random.between(1, 64) * 4096,
+            _ => shape.size_bytes,
+        };
+        let commands = (0..random.between(0, 5)).map(|_| {
+            let offset = random.below(size_bytes.min(shape.reach_bytes)) / 512 * 512;
+            let most = (size_bytes - offset)
+                .min(3 * shape.cluster_bytes())
+                .min(1 << 20);
+            let len = random.between(1, most);
+            format!("write -q -P {} {offset} {len}", random.between(0, 255))
+        });
+        Backing {
+            name: "base0".to_owned(),
+            format,
+            size_bytes,
+            options: String::new(),
+            commands: commands.collect(),
+        }
+    }
+
+    /// Whether the tools tell the same map of an image.
+    pub fn has_maps(&self) -> bool {
+        self.has_maps
+    }
+
+    /// Whether both tools can do the same with its size.
+    pub fn can_resize_alike(&self) -> bool {
+        self.name != "parallels"
+    }
+
+    /// Whether compressed writes may come first.
+    pub fn can_compress(&self) -> bool {
+        self.compresses
+    }
+}
