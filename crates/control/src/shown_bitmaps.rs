@@ -7,7 +7,7 @@ use vellum::BlockDevice;
 use vellum::qcow2::BitmapView;
 
 use crate::daemon::Failure;
-use crate::error_text;
+use crate::{error_text, foreign};
 
 /// Finds bitmaps by their names, each in the device or in the next image below it that
 /// has one of the name.
@@ -50,6 +50,10 @@ async fn find_one(
                 let view = image.bitmaps().view(name).await;
                 return view.map_err(|error| Failure(with_hint(error_text(&error))));
             }
+        }
+        let stored = foreign::stored_bitmaps(&*device);
+        if let Some(bitmap) = stored.into_iter().find(|bitmap| bitmap.name() == name) {
+            return Ok(bitmap.into());
         }
         layer = device.backing();
     }

@@ -1,5 +1,7 @@
 //! What is told of an image beside its bytes: [`Facts`] for `info`, [`CheckReport`] for `check`.
 
+use std::ops::Range;
+
 /// What an image says of itself. A device of this crate gives it as its
 /// [`format_device`](vellum::BlockDevice::format_device).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -12,6 +14,19 @@ pub struct Facts {
     pub is_dirty: bool,
     /// Whether whole clusters can be written compressed.
     pub compression: CompressedWrites,
+    /// Its dirty bitmaps, where it is only read.
+    pub bitmaps: Vec<StoredBitmap>,
+}
+
+/// A dirty bitmap that an image holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredBitmap {
+    /// Its name.
+    pub name: String,
+    /// Bytes that a bit stands for: a power of two.
+    pub granularity_bytes: u64,
+    /// What it calls dirty, in bytes of the disk, in order.
+    pub dirty: Vec<Range<u64>>,
 }
 
 /// What an image does with [`BlockDevice::write_compressed`](vellum::BlockDevice::write_compressed).

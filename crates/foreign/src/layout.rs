@@ -13,7 +13,7 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
-use crate::facts::Facts;
+use crate::facts::{BackingName, Facts};
 use vellum::{Error, ErrorKind, Result, Storage};
 
 /// Where a run of guest bytes is.
@@ -239,6 +239,25 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
     /// What the storage says.
     fn end_changes(&self) -> impl Future<Output = Result<()>> {
         async { Ok(()) }
+    }
+
+    /// Whether [`Layout::set_backing_file`] does anything: otherwise no change is begun for it.
+    fn can_set_backing_file(&self) -> bool {
+        false
+    }
+
+    /// Has the image name another backing file, or none, durably; alone with the image and after a
+    /// flush. What a cut leaves is the old name or the new one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where names do not change, [`ErrorKind::NoSpace`] for one that has
+    /// no room.
+    fn set_backing_file(&self, backing: Option<&BackingName>) -> impl Future<Output = Result<()>> {
+        let _ = backing;
+        async {
+            let message = "Operation not supported";
+            Err(Error::new(ErrorKind::Unsupported, "rebase", message))
+        }
     }
 
     /// Whether [`Layout::resize`] does anything: otherwise no change is begun for it.

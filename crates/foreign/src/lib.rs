@@ -35,6 +35,8 @@ pub mod vmdk;
 pub mod vpc;
 mod xml;
 
-pub use device::MappedDevice;
-pub use facts::{BackingName, CheckReport, ClusterCounts, CompressedWrites, Fact, Facts, Fix};
+pub use device::{ForeignImage, MappedDevice};
+pub use facts::{
+    BackingName, CheckReport, ClusterCounts, CompressedWrites, Fact, Facts, Fix, StoredBitmap,
+};
 pub use layout::{Layout, NewBlock, Place, Run};

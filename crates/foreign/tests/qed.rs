@@ -8,7 +8,7 @@ use common::{Model, Place, compare_with_qemu, new_file, open_file, qemu, run};
 use vellum::storage::MemStorage;
 use vellum::{BlockDevice, Buffer, Buffers, ErrorKind, Raw, RawOptions, RequestFlags, Storage};
 use vellum_foreign::qed::{self, CreateOptions, create};
-use vellum_foreign::{BackingName, Fix};
+use vellum_foreign::{BackingName, Fix, ForeignImage};
 
 const ALL: Fix = Fix {
     leaks: true,
@@ -239,4 +239,44 @@ fn what_a_resize_adds_hides_a_longer_backing_file() {
         assert!(read[20480..].iter().all(|&byte| byte == 0));
         device.close().await.unwrap();
     });
+}
+
+#[test]
+fn another_backing_file_is_named() {
+    let place = Place::default();
+    run(async {
+        let file = new_file(&place.path("a.qed"));
+        let options = CreateOptions::default().size_bytes(1 << 20);
+        create(&file, &options).await.unwrap();
+        let device = qed::open(file.clone(), None, false).await.unwrap();
+        let image = ForeignImage::of(&*device).unwrap();
+        let named = |name: &str, format: Option<&str>| BackingName {
+            name: name.to_owned(),
+            format: format.map(str::to_owned),
+        };
+        let long = "x".repeat(1023);
+        for backing in [
+            Some(named("below", Some("raw"))),
+            Some(named(&long, None)),
+            Some(named("another", None)),
+            None,
+            Some(named("last", Some("raw"))),
+        ] {
+            image.set_backing_file(backing.clone()).await.unwrap();
+            assert_eq!(image.facts().backing, backing);
+            assert_eq!(qed::facts(&file).await.unwrap().backing, backing);
+        }
+        let refused = image
+            .set_backing_file(Some(named(&(long + "x"), None)))
+            .await;
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::NoSpace);
+        assert_eq!(
+            qed::facts(&file).await.unwrap().backing,
+            Some(named("last", Some("raw")))
+        );
+        device.close().await.unwrap();
+    });
+    let info = qemu("qemu-img", &["info", "-U", &place.text("a.qed")]);
+    assert!(info.contains("backing file: last"), "{info}");
+    qemu("qemu-img", &["check", "-f", "qed", &place.text("a.qed")]);
 }

@@ -18,6 +18,8 @@ pub const IMAGES: [&str; 2] = ["a.img", "b.img"];
 
 /// The exit code of `check` for formats that have none.
 const NO_CHECKS: i32 = 63;
+/// The exit code of `check` where clusters are lost, and nothing else is wrong.
+const LEAKS: i32 = 3;
 
 /// How many bytes of a host file are compared at once.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -140,7 +142,9 @@ fn check_health(runner: &mut Runner, shape: &Shape) -> Result<()> {
     for image in IMAGES {
         let arguments = [words(&["check"]), access::image(shape, image)].concat();
         let theirs = runner.img(Tool::Qemu, &arguments)?;
-        let is_refused = shape.foreign.is_some() && theirs.code == NO_CHECKS;
+        // QEMU's own program loses clusters at the end of a Parallels image.
+        let codes = [NO_CHECKS, LEAKS];
+        let is_refused = shape.foreign.is_some() && codes.contains(&theirs.code);
         ensure!(
             theirs.code == 0 || is_refused,
             "qemu-img check of {image} ends with {}:\n{}{}",

@@ -288,7 +288,8 @@ impl Shape {
 
     /// Whether both tools can do the same with its size.
     pub fn can_resize_alike(&self) -> bool {
-        self.foreign.is_none_or(|(format, _)| format.can_resize_alike())
+        self.foreign
+            .is_none_or(|(format, _)| format.can_resize_alike())
     }
 
     /// Whether the second image is a copy of the first, which says nothing that depends

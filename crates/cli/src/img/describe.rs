@@ -92,7 +92,7 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
         let luks = device.as_luks();
         node.luks = luks.map(|luks| (luks.header().clone(), luks.has_detached_header()));
         if let Some(facts) = foreign::facts(&*device) {
-            node.describe_foreign(facts.clone(), device.info().cluster_size_bytes);
+            node.describe_foreign((*facts).clone(), device.info().cluster_size_bytes);
             node.describe_extents(force_share).await?;
         }
         device.close().await?;

@@ -4,8 +4,9 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use vellum::qcow2::AsQcow2;
 
-use vellum::BlockDevice;
 use vellum::qcow2::BackingName;
+use vellum::{BlockDevice, ErrorKind};
+use vellum_control::foreign;
 use vellum_control::probe::is_format_name;
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, chain, error_text, open_device};
 use vellum_io::error::errno_text;
@@ -232,12 +233,14 @@ async fn change_name(image: &Arc<dyn BlockDevice>, arguments: &Arguments) -> Res
     if name.is_some() && format.is_none() {
         return refuse("backing format must be specified");
     }
-    let Some(qcow2) = image.as_qcow2() else {
-        return refuse("Operation not supported");
-    };
     let backing = name.map(|name| BackingName { name, format });
-    match qcow2.set_backing_file(backing).await {
+    let changed = match image.as_qcow2() {
+        Some(qcow2) => qcow2.set_backing_file(backing).await,
+        None => foreign::set_backing_file(&**image, backing).await,
+    };
+    match changed {
         Ok(()) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::Unsupported => refuse("Operation not supported"),
         Err(error) if error.errno() == ENOSPC => refuse("No space left in the file header"),
         Err(error) if error.errno() == EINVAL => refuse("Invalid argument"),
         Err(error) => refuse(&errno_text(error.errno())),

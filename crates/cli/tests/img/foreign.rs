@@ -67,6 +67,8 @@ const IMAGES: &[&str] = &[
     "qemu-io -f vdi a.vdi: write -P 1 3M 1k",
     "qemu-img create -q -f parallels a.parallels 20M",
     "qemu-img create -q -f raw base 2M",
+    "qemu-img create -q -f raw other 1M",
+    "qemu-io -f raw other: write -P 9 10k 70k",
     "qemu-img create -q -f qed -b base -F raw a.qed",
     "qemu-io -f qed a.qed: write -P 1 100k 1k",
     "qemu-img create -q -f qcow -b base -F raw a.qcow",
@@ -96,6 +98,15 @@ fn images_are_described_alike() {
     twins.same("map --output=json a.vdi");
     twins.same("commit a.qed");
     twins.same("compare base a.qed");
+    twins.same("rebase -b other -F raw a.qed");
+    twins.same("info a.qed");
+    twins.same("map --output=json a.qed");
+    twins.same_words(&["rebase", "-b", "", "a.qed"]);
+    twins.same("info a.qed");
+    twins.same("compare -f qed a.qed base");
+    twins.same("rebase -u -b base -F raw a.qed");
+    twins.same("check a.qed");
+    twins.same("rebase -b base -F raw a.qcow");
 }
 
 #[test]

@@ -18,8 +18,11 @@ mod vpc;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use vellum::qcow2::MemoryBitmap;
 use vellum::{BlockDevice, Error, ErrorKind, Result, Storage};
-pub use vellum_foreign::{BackingName, CheckReport, CompressedWrites, Fact, Facts, Fix};
+pub use vellum_foreign::{
+    BackingName, CheckReport, CompressedWrites, Fact, Facts, Fix, ForeignImage,
+};
 
 use crate::create_options::{CreateSettings, OptionDescription};
 pub(crate) use opening::Opening;
@@ -157,8 +160,45 @@ pub fn compresses(name: &str) -> bool {
 }
 
 /// What an image of one of these formats says of itself; `None` for any other device.
-pub fn facts(device: &dyn BlockDevice) -> Option<&Facts> {
-    device.format_device()?.downcast_ref()
+pub fn facts(device: &dyn BlockDevice) -> Option<Arc<Facts>> {
+    ForeignImage::of(device).map(ForeignImage::facts)
+}
+
+/// Whether images of a format may stand on others, by its name.
+pub(crate) fn has_backing(name: &str) -> bool {
+    find(name).is_some_and(|format| format.has_backing)
+}
+
+/// Has an image of these formats name another backing file, or none.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] if the device is none, or the format does not do that; else as
+/// [`ForeignImage::set_backing_file`].
+pub async fn set_backing_file(
+    device: &dyn BlockDevice,
+    backing: Option<vellum::qcow2::BackingName>,
+) -> Result<()> {
+    let Some(image) = ForeignImage::of(device) else {
+        let message = "Operation not supported";
+        return Err(Error::new(ErrorKind::Unsupported, "rebase", message));
+    };
+    let backing = backing.map(|backing| BackingName {
+        name: backing.name,
+        format: backing.format,
+    });
+    image.set_backing_file(backing).await
+}
+
+/// The dirty bitmaps that an image of these formats holds. They record nothing.
+pub(crate) fn stored_bitmaps(device: &dyn BlockDevice) -> Vec<Arc<MemoryBitmap>> {
+    let facts = facts(device).unwrap_or_default();
+    let kept = facts.bitmaps.iter().map(|bitmap| {
+        let (size_bytes, granularity_bytes) = (device.size_bytes(), bitmap.granularity_bytes);
+        let kept = MemoryBitmap::new(&bitmap.name, size_bytes, granularity_bytes, false);
+        kept.set(&bitmap.dirty);
+        kept
+    });
+    kept.collect()
 }
 
 /// Checks an image in a file; `None` if its format has nothing to be checked, or cannot mend anything

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use vellum::nodes::{RecordedDevice, RecordedStorage, Recorder};
 
 use super::{Node, Nodes};
+use crate::foreign;
 use crate::graph::{NodeKind, OpenedNode};
 
 /// A node's bitmaps.
@@ -16,6 +17,21 @@ pub(super) struct NodeBitmaps {
     names: Vec<String>,
     /// The names of those that an export shows, once for each.
     shown: Vec<String>,
+}
+
+impl NodeBitmaps {
+    /// Those that come with a node of a format other than qcow2.
+    pub(super) fn of(node: &OpenedNode) -> NodeBitmaps {
+        let bitmaps = NodeBitmaps::default();
+        // A filter shows what is below it, but has bitmaps of its own.
+        let is_image = foreign::find(node.driver).is_some();
+        if let (true, NodeKind::Device(device)) = (is_image, &node.kind) {
+            for bitmap in foreign::stored_bitmaps(&**device) {
+                bitmaps.recorder.add(bitmap);
+            }
+        }
+        bitmaps
+    }
 }
 
 /// Drivers that show what they stand on.

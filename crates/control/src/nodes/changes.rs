@@ -17,13 +17,14 @@ use vellum::qcow2::AsQcow2;
 
 use vellum::nodes::{Drained, Link, nothing};
 use vellum::qcow2::BackingName;
-use vellum::{BlockDevice, Error, ErrorKind, Result};
+use vellum::{BlockDevice, Result};
 use vellum_storage::mutants::{self, Mutant};
 use vellum_storage::nodes::throttle::Lifted;
 
 use super::renew::ReopenChanges;
 use super::{MADE_UP, Nodes, Use, User, activity, invalid, unknown, unknown_node};
 use crate::backing;
+use crate::foreign;
 use crate::throttle_groups;
 
 /// The users of a node, held up until this is dropped.
@@ -386,7 +387,8 @@ impl Nodes {
         if users.next().is_some() || node == overlay {
             return Err(invalid("The overlay is already in use"));
         }
-        if named.nodes[overlay].opened.driver != "qcow2" {
+        let driver = named.nodes[overlay].opened.driver;
+        if driver != "qcow2" && !foreign::has_backing(driver) {
             return Err(invalid("The overlay does not support backing images"));
         }
         if named.is_inactive(overlay) && named.is_written(node, |_| true) {
@@ -460,13 +462,9 @@ impl Nodes {
             Some(image) if image.header().backing_file.is_some() => {
                 image.set_backing_file(backing).await?;
             }
+            // Else its header would go on naming what it does not stand on.
             None if backing::named(&*device).name.is_some() => {
-                // Its header would go on naming what it does not stand on.
-                return Err(Error::new(
-                    ErrorKind::Unsupported,
-                    "rebase",
-                    "Operation not supported",
-                ));
+                foreign::set_backing_file(&*device, backing).await?;
             }
             _ => device.flush().await?,
         }
@@ -480,12 +478,13 @@ impl Nodes {
     /// If the image has no header, or that cannot be changed: then it is as it was.
     pub async fn rename_backing(&self, name: &str, file: &str) -> Result<()> {
         let device = self.device(name)?;
-        let Some(image) = device.as_qcow2() else {
+        let qcow2 = device.as_qcow2();
+        if qcow2.is_none() && foreign::facts(&*device).is_none() {
             let format = device.info().format;
             return Err(invalid(format!(
                 "Block format '{format}' does not name backing files"
             )));
-        };
+        }
         let below = self.backing_of(name);
         let format = match below {
             Some(below) => self.device(&below)?.info().format,
@@ -496,7 +495,10 @@ impl Nodes {
             format: Some(format.to_owned()),
         });
         let _held = self.hold_linked(name).await;
-        image.set_backing_file(backing).await?;
+        match qcow2 {
+            Some(image) => image.set_backing_file(backing).await?,
+            None => foreign::set_backing_file(&*device, backing).await?,
+        }
         if let Some(node) = self.lock().nodes.get_mut(name) {
             // The name that it had was opened; this one need not lead to the same.
             node.backing_text = None;

@@ -289,7 +289,7 @@ impl Nodes {
         if named.nodes.contains_key(name) {
             return Err(duplicate(name));
         }
-        let bitmaps = NodeBitmaps::default();
+        let bitmaps = NodeBitmaps::of(&node);
         let opened = match self.live {
             true => node.recorded(&bitmaps.recorder),
             false => node,

@@ -15,6 +15,7 @@
 //! - After a failed write of tables reads go on, and changes fail with the first reason (rule 11).
 
 mod commit;
+mod image;
 mod plan;
 mod read;
 mod status;
@@ -36,17 +37,18 @@ use vellum_storage::{Event, EventListener};
 use crate::facts::Facts;
 use crate::layout::Layout;
 use commit::Commits;
+pub use image::ForeignImage;
 use read::Inflated;
 
 /// A device whose blocks lie where a [`Layout`] says.
 #[derive(Debug)]
-pub struct MappedDevice<L: Layout>(Arc<Core<L>>);
+pub struct MappedDevice<L: Layout>(Arc<Core<L>>, ForeignImage);
 
 #[derive(Debug)]
 struct Core<L: Layout> {
     layout: L,
     name: Arc<str>,
-    facts: Facts,
+    facts: Mutex<Arc<Facts>>,
     /// Who wants to be told of events of the image's file.
     listener: Option<Arc<dyn EventListener>>,
     backing: Option<Arc<dyn BlockDevice>>,
@@ -66,9 +68,9 @@ impl<L: Layout> MappedDevice<L> {
     /// zeroes beyond its end.
     pub fn new(layout: L, backing: Option<Arc<dyn BlockDevice>>, read_only: bool) -> Arc<Self> {
         let file = layout.files().first();
-        Arc::new(MappedDevice(Arc::new(Core {
+        let core = Arc::new(Core {
             name: file.map_or("", |file| file.name()).into(),
-            facts: layout.facts(),
+            facts: Mutex::new(Arc::new(layout.facts())),
             listener: file.and_then(|file| file.event_listener()),
             layout,
             backing,
@@ -79,7 +81,8 @@ impl<L: Layout> MappedDevice<L> {
             failure: Mutex::default(),
             closed: AtomicBool::new(false),
             inflated: Inflated::default(),
-        })))
+        });
+        Arc::new(MappedDevice(core.clone(), ForeignImage::new(core)))
     }
 
     /// The format's own side.
@@ -293,7 +296,7 @@ impl<L: Layout> BlockDevice for MappedDevice<L> {
     }
 
     fn format_device(&self) -> Option<&dyn std::any::Any> {
-        Some(&self.0.facts)
+        Some(&self.1)
     }
 
     fn allocated_bytes(&self) -> Result<Option<u64>> {

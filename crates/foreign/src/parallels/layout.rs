@@ -11,6 +11,7 @@ use super::header::{
     ENTRIES_AT, HEADER_BYTES, IN_USE, IN_USE_AT, MOST_ENTRIES, SECTOR_BYTES, first_data_sector,
 };
 use crate::clusters::Clusters;
+use crate::facts::StoredBitmap;
 use crate::fields::{read_at, write_at};
 use crate::paged::{PagedTables, Patches, Width};
 use crate::{Layout, NewBlock, Place, Run};
@@ -92,6 +93,7 @@ pub struct ParallelsLayout {
     files: [Arc<dyn Storage>; 1],
     table: PagedTables,
     state: Mutex<State>,
+    bitmaps: Vec<StoredBitmap>,
     cluster_bytes: u64,
     /// Behind it nothing was ever written.
     len_bytes: u64,
@@ -128,9 +130,15 @@ impl ParallelsLayout {
                 end_bytes: len_bytes,
                 has_freed: false,
             }),
+            bitmaps: Vec::new(),
             cluster_bytes: header.cluster_bytes(),
             len_bytes,
         })
+    }
+
+    /// The layout of an image that has dirty bitmaps.
+    pub(super) fn with_bitmaps(self, bitmaps: Vec<StoredBitmap>) -> ParallelsLayout {
+        ParallelsLayout { bitmaps, ..self }
     }
 
     fn header(&self) -> Header {
@@ -178,6 +186,7 @@ impl Layout for ParallelsLayout {
     fn facts(&self) -> crate::Facts {
         crate::Facts {
             is_dirty: self.header().is_in_use,
+            bitmaps: self.bitmaps.clone(),
             ..crate::Facts::default()
         }
     }
@@ -264,11 +273,9 @@ impl Layout for ParallelsLayout {
         Ok(())
     }
 
-    async fn zero(&self, offset_bytes: u64, _shows_backing: bool, may_unmap: bool) -> Result<bool> {
-        match may_unmap {
-            true => self.give_back(offset_bytes).await,
-            false => Ok(false),
-        }
+    async fn zero(&self, offset_bytes: u64, _shows_backing: bool, _unmap: bool) -> Result<bool> {
+        // As in QEMU: the format has no other way to say it.
+        self.give_back(offset_bytes).await
     }
 
     fn can_discard(&self) -> bool {

@@ -8,11 +8,13 @@
 //! they lead to is durable. An image with the mark that is opened to be written to is checked and
 //! mended first.
 //!
-//! The format extension with its dirty bitmaps is left alone. Whoever knows it finds in the header that the image
-//! was changed by a program that does not; its clusters are not used for anything else.
+//! The format extension is read for its dirty bitmaps where the image is only read. Else it is left alone: whoever
+//! knows it finds in the header that the image was changed by a program that does not; its clusters
+//! are not used for anything else.
 
 mod check;
 mod create;
+mod extension;
 mod header;
 mod layout;
 
@@ -68,6 +70,12 @@ pub async fn open(
         }
         used = Some(found);
     }
-    let layout = ParallelsLayout::new(file.clone(), header, used)?;
+    let bitmaps = match read_only {
+        true => extension::read_bitmaps(&*file, &header)
+            .await
+            .map_err(named)?,
+        false => Vec::new(),
+    };
+    let layout = ParallelsLayout::new(file.clone(), header, used)?.with_bitmaps(bitmaps);
     Ok(MappedDevice::new(layout, None, read_only))
 }

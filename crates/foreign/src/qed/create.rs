@@ -88,7 +88,11 @@ pub async fn create(file: &Arc<dyn Storage>, options: &CreateOptions) -> Result<
     let mut name = "";
     if let Some(backing) = &options.backing {
         name = &backing.name;
-        header.set_backing(name, backing.format.as_deref() == Some("raw"));
+        header.set_backing(
+            HEADER_BYTES as u32,
+            name,
+            backing.format.as_deref() == Some("raw"),
+        );
     }
     let end_bytes = header.l1_offset_bytes + header.table_bytes();
     file.write_zeroes(0, end_bytes, ZeroFlags::default())

@@ -112,9 +112,6 @@ impl Header {
         if !is_table_size(self.table_clusters) {
             return Err(invalid("QED table size is invalid"));
         }
-        if self.header_clusters > u32::MAX / self.cluster_bytes {
-            return Err(invalid("QED header size is too large"));
-        }
         match self.may_have_size(self.size_bytes) {
             true => Ok(()),
             false => Err(invalid("QED image size is invalid")),
@@ -129,9 +126,12 @@ impl Header {
 
     /// Checks where the first table is, in a file whose clusters end at `end_bytes`.
     pub(super) fn check_places(&self, end_bytes: u64) -> Result<()> {
-        match self.is_table_place(self.l1_offset_bytes, end_bytes) {
+        if !self.is_table_place(self.l1_offset_bytes, end_bytes) {
+            return Err(invalid("QED table offset is invalid"));
+        }
+        match self.header_bytes() <= u32::MAX.into() {
             true => Ok(()),
-            false => Err(invalid("QED table offset is invalid")),
+            false => Err(invalid("QED header size is too large")),
         }
     }
 
@@ -206,11 +206,34 @@ impl Header {
         self.features & BACKING_IS_RAW != 0
     }
 
-    /// Has the image name a backing file, whose name is behind the header.
-    pub(super) fn set_backing(&mut self, name: &str, is_raw: bool) {
+    /// Has the image name a backing file, whose name is at an offset of the header's clusters.
+    pub(super) fn set_backing(&mut self, at_bytes: u32, name: &str, is_raw: bool) {
         self.features |= HAS_BACKING | if is_raw { BACKING_IS_RAW } else { 0 };
-        self.backing_offset_bytes = HEADER_BYTES as u32;
+        self.backing_offset_bytes = at_bytes;
         self.backing_len_bytes = name.len() as u32;
+    }
+
+    /// Has the image stand on nothing.
+    pub(super) fn forget_backing(&mut self) {
+        self.features &= !(HAS_BACKING | BACKING_IS_RAW);
+        (self.backing_offset_bytes, self.backing_len_bytes) = (0, 0);
+    }
+
+    /// Where in the header's clusters a name has room beside the one that is there, so that both are whole
+    /// until the header is written; `None` if nowhere.
+    pub(super) fn place_for_name(&self, len_bytes: usize) -> Option<u32> {
+        let len_bytes = u32::try_from(len_bytes)
+            .ok()
+            .filter(|&len| len <= MOST_NAME_BYTES)?;
+        let old_end = self
+            .backing_offset_bytes
+            .checked_add(self.backing_len_bytes)?;
+        let first = HEADER_BYTES as u32;
+        let is_free = self.features & HAS_BACKING == 0
+            || first.checked_add(len_bytes)? <= self.backing_offset_bytes;
+        let at = if is_free { first } else { old_end.max(first) };
+        let end = u64::from(at) + u64::from(len_bytes);
+        (end <= self.header_bytes()).then_some(at)
     }
 
     /// Where the name of the backing file is and how long it is, in bytes.
@@ -287,7 +310,6 @@ mod tests {
         assert_eq!(changed(17, &[0x80]), "Unsupported QED features: 8000");
         assert_eq!(changed(4, &[1]), "QED cluster size is invalid");
         assert_eq!(changed(8, &[3]), "QED table size is invalid");
-        assert_eq!(changed(14, &[1]), "QED header size is too large");
         assert_eq!(changed(48, &[1]), "QED image size is invalid");
         assert_eq!(changed(54, &[1]), "QED image size is invalid");
     }
@@ -304,6 +326,14 @@ mod tests {
         ] {
             assert_eq!(header.is_table_place(offset, end), is_place, "{offset}");
         }
+        let large = Header {
+            header_clusters: 1 << 16,
+            l1_offset_bytes: 1 << 40,
+            ..header
+        };
+        let said = large.check_places(1 << 41).unwrap_err();
+        assert_eq!(said.message(), "QED header size is too large");
+        assert!(large.check_places(end).is_err());
         assert!(header.is_cluster_place(9 << 16, end) && !header.is_cluster_place(end, end));
         assert!(!header.is_cluster_place(3 << 15, end));
     }

@@ -7,7 +7,7 @@ use vellum::{Error, ErrorKind, Result, Storage};
 
 use super::Header;
 use super::header::ZERO;
-use crate::facts::Facts;
+use crate::facts::{BackingName, Facts};
 use crate::fields::write_at;
 use crate::paged::{Patches, Table, Width};
 use crate::two_level::{Shape, TwoLevel};
@@ -21,7 +21,7 @@ pub struct QedLayout {
     header: Mutex<Header>,
     /// What of the header does not change.
     shape: Header,
-    facts: Facts,
+    facts: Mutex<Facts>,
     tables: TwoLevel,
     /// Behind it nothing was ever written.
     len_bytes: u64,
@@ -55,7 +55,7 @@ impl QedLayout {
             files: [file],
             header: Mutex::new(header),
             shape: header,
-            facts,
+            facts: Mutex::new(facts),
             len_bytes,
         }
     }
@@ -84,7 +84,7 @@ impl Layout for QedLayout {
     }
 
     fn facts(&self) -> Facts {
-        self.facts.clone()
+        self.facts.lock().clone()
     }
 
     fn size_bytes(&self) -> u64 {
@@ -155,6 +155,35 @@ impl Layout for QedLayout {
         let needs_check = self.shape.needs_check();
         self.write_header(|header| header.set_needs_check(needs_check))
             .await
+    }
+
+    fn can_set_backing_file(&self) -> bool {
+        true
+    }
+
+    async fn set_backing_file(&self, backing: Option<&BackingName>) -> Result<()> {
+        let mut header = *self.header.lock();
+        let name = backing.map_or("", |backing| &backing.name);
+        let Some(at) = header.place_for_name(name.len()) else {
+            let message = "No space left in the file header";
+            return Err(Error::new(ErrorKind::NoSpace, "rebase", message));
+        };
+        // Beside the old name, which the header leads to until it is written.
+        let [file] = &self.files;
+        write_at(&**file, at.into(), name.as_bytes()).await?;
+        file.flush().await?;
+        header.forget_backing();
+        if let Some(backing) = backing {
+            let is_raw = backing.format.as_deref() == Some("raw");
+            header.set_backing(at, name, is_raw);
+        }
+        self.write_header(|old| *old = header).await?;
+        // What only says how to probe is not told, as when the image is opened.
+        self.facts.lock().backing = backing.map(|backing| BackingName {
+            name: backing.name.clone(),
+            format: backing.format.clone().filter(|format| format == "raw"),
+        });
+        Ok(())
     }
 
     fn can_resize(&self) -> bool {

@@ -17,7 +17,8 @@ use super::log::Log;
 use super::parent::tests::encode;
 use super::replay::OnLog;
 use super::{CreateOptions, OpenOptions, check, create, le, open, parent};
-use crate::facts::{Facts, Fix};
+use crate::device::ForeignImage;
+use crate::facts::Fix;
 
 #[path = "../../tests/cuts/mod.rs"]
 #[allow(dead_code, reason = "other tests use all of it")]
@@ -156,8 +157,8 @@ fn a_differencing_image_shows_its_parent_where_it_has_nothing() {
         let named = parent(file.clone(), options).await.unwrap().unwrap();
         assert_eq!(named.paths().collect::<Vec<_>>(), [r".\parent.vhdx"]);
         let alone = open(file.clone(), None, options).await.unwrap();
-        let facts = alone.format_device().unwrap().downcast_ref::<Facts>();
-        assert_eq!(facts.unwrap().backing, named.backing_name());
+        let facts = ForeignImage::of(&*alone).unwrap().facts();
+        assert_eq!(facts.backing, named.backing_name());
         let read = alone.read(0, Buffer::for_read(MIB)).await.unwrap();
         assert!(read.is_zero());
 

@@ -58,6 +58,7 @@ pub(super) fn facts(
         ],
         is_dirty: false,
         compression: compression(extents),
+        bitmaps: Vec::new(),
     }
 }
 

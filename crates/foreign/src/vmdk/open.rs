@@ -13,8 +13,8 @@ use super::extent::{Extent, Kind};
 use super::header::{COW_MAGIC, SECTOR_BYTES, SPARSE_MAGIC};
 use super::layout::{Parent, VmdkLayout};
 use super::sparse::{Sparse, read_header};
-use crate::device::MappedDevice;
-use crate::facts::{Fact, Facts};
+use crate::device::{ForeignImage, MappedDevice};
+use crate::facts::Fact;
 use crate::fields::read_at;
 
 /// Where QEMU looks for the descriptor inside an extent.
@@ -251,7 +251,7 @@ fn cid_of(device: &dyn BlockDevice) -> Option<u32> {
     if let Some(target) = device.stands_for() {
         return cid_of(&*target);
     }
-    let facts = device.format_device()?.downcast_ref::<Facts>()?;
+    let facts = ForeignImage::of(device)?.facts();
     let found = facts.specific.iter().find_map(|(name, fact)| match fact {
         Fact::Number(number) if *name == "cid" => Some(*number),
         _ => None,

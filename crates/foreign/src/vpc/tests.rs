@@ -13,7 +13,7 @@ use super::footer::{Footer, Kind};
 use super::geometry::Geometry;
 use super::header::{BLOCK_BYTES, Header, put_checksum};
 use super::{CreateOptions, OpenOptions, create, open, parent};
-use crate::facts::Facts;
+use crate::device::ForeignImage;
 use crate::fields::put;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -119,11 +119,7 @@ fn a_differencing_image_shows_its_parent_where_it_has_nothing() {
         let paths: Vec<_> = named.paths().collect();
         assert_eq!(paths, [r".\below.vhd", "below.vhd"]);
         let alone = open(file.clone(), None, options).await.unwrap();
-        let facts = alone
-            .format_device()
-            .unwrap()
-            .downcast_ref::<Facts>()
-            .unwrap();
+        let facts = ForeignImage::of(&*alone).unwrap().facts();
         assert_eq!(facts.backing.as_ref().unwrap().name, "./below.vhd");
 
         let device = open(file, Some(raw(&below)), options).await.unwrap();

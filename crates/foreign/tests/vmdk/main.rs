@@ -19,7 +19,7 @@ use vellum_foreign::vmdk::{
     AdapterType, CreateOptions, OpenOptions, Subformat, VmdkLayout, check, create, open,
     read_descriptor,
 };
-use vellum_foreign::{Fact, Facts, MappedDevice};
+use vellum_foreign::{Fact, Facts, ForeignImage, MappedDevice};
 use vellum_io::finish_all;
 
 type Device = Arc<MappedDevice<VmdkLayout>>;
@@ -305,8 +305,7 @@ fn what_is_told_of_an_image_is_what_qemu_tells() {
             create_image(&path, &options).await;
             let read_only = OpenOptions::default().read_only(true);
             let device = open_image(&path, None, read_only).await.unwrap();
-            let facts = device.format_device().unwrap().downcast_ref::<Facts>();
-            told(facts.unwrap())
+            told(&ForeignImage::of(&*device).unwrap().facts())
         });
         let info = qemu("qemu-img", &["info", &place.text("a.vmdk")]);
         // What is told first varies with the kind of an extent.
