@@ -160,7 +160,8 @@ fn group(random: &mut Random, shape: &Shape) -> Vec<String> {
         91..92 => "map".into(),
         92..94 => "flush".into(),
         94..95 => "length".into(),
-        _ => return simultaneous(random, shape),
+        _ if shape.can_be_written_at_once() => return simultaneous(random, shape),
+        _ => format!("write -q -P {pattern} {start} {filled}"),
     };
     vec![one]
 }

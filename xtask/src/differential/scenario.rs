@@ -4,7 +4,7 @@ use super::bitmaps;
 use super::ending::Ending;
 use super::foreign::Foreign;
 use super::operation::Batch;
-use super::shape::{Shape, compressed_write};
+use super::shape::{MOST_COMPRESSED, Shape, compressed_write};
 use crate::random::Random;
 
 /// Who makes or writes an image.
@@ -51,8 +51,10 @@ impl Scenario {
         if shape.can_compress() && random.chance(40) {
             let inside = shape.size_bytes.min(shape.reach_bytes);
             let mut taken = Vec::new();
+            // Those of qcow are of one cluster.
+            let most = shape.foreign.map_or(MOST_COMPRESSED, |_| 1);
             for _ in 0..random.between(1, 4) {
-                let write = compressed_write(random, inside, shape.cluster_bits, &mut taken);
+                let write = compressed_write(random, inside, shape.cluster_bits, most, &mut taken);
                 preparation.extend(write);
             }
         }

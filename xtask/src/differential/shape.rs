@@ -7,6 +7,8 @@ use super::foreign::Foreign;
 use crate::random::Random;
 
 const SECTOR_BYTES: u64 = 512;
+/// A compressed write of a qcow2 image has at most so many clusters.
+pub const MOST_COMPRESSED: u64 = 3;
 
 /// Where guest data lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -206,6 +208,7 @@ impl Shape {
                 random,
                 size_bytes.min(reach),
                 cluster_bits,
+                MOST_COMPRESSED,
                 &mut Vec::new(),
             ));
         }
@@ -286,6 +289,12 @@ impl Shape {
         options
     }
 
+    /// Whether both tools can do several requests at once.
+    pub fn can_be_written_at_once(&self) -> bool {
+        self.foreign
+            .is_none_or(|(format, _)| format.can_be_written_at_once())
+    }
+
     /// Whether both tools can do the same with its size.
     pub fn can_resize_alike(&self) -> bool {
         self.foreign
@@ -321,11 +330,12 @@ impl Shape {
     }
 }
 
-/// A compressed write of some whole clusters, none of which is `taken` yet.
+/// A compressed write of up to so many whole clusters, none of which is `taken` yet.
 pub fn compressed_write(
     random: &mut Random,
     size_bytes: u64,
     cluster_bits: u32,
+    most_clusters: u64,
     taken: &mut Vec<Range<u64>>,
 ) -> Option<String> {
     let cluster = 1_u64 << cluster_bits;
@@ -334,7 +344,7 @@ pub fn compressed_write(
         return None;
     }
     let offset = random.below(clusters) * cluster;
-    let most = ((size_bytes - offset) / cluster).min(3);
+    let most = ((size_bytes - offset) / cluster).min(most_clusters);
     let len = random.between(1, most) * cluster;
     let overlaps = |other: &Range<u64>| other.start < offset + len && offset < other.end;
     if taken.iter().any(overlaps) {

@@ -78,7 +78,8 @@ fn candidates(scenario: &Scenario) -> Vec<Scenario> {
     for (start, end) in halves(scenario.preparation.len()) {
         add(&|smaller| drop(smaller.preparation.drain(start..end)));
     }
-    if !scenario.shape.chain.is_empty() {
+    // In other formats the size of clusters may depend on it.
+    if !scenario.shape.chain.is_empty() && scenario.shape.foreign.is_none() {
         add(&|smaller| {
             smaller.shape.chain.clear();
             smaller.ending = Ending::None;
