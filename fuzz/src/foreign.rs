@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use vellum::io::lane;
 use vellum::storage::MemStorage;
-use vellum::{BlockDevice, Buffer, RequestFlags, Result, Storage, ZeroRequest};
+use vellum::{BlockDevice, Buffer, Buffers, RequestFlags, Result, Storage, ZeroRequest};
+use vellum_foreign::ova::Package;
 use vellum_foreign::{Fix, bochs, cloop, dmg, parallels, qcow, qed, vdi, vhdx, vmdk, vpc};
 
 /// The size of disks that are changed.
@@ -63,6 +64,32 @@ pub fn check_image(format: &str, data: &[u8]) {
             write_some(format, file).await;
             check(format, Arc::new(MemStorage::with_bytes(image)), MEND).await;
         }
+    });
+}
+
+/// - Neither looking at a package nor reading and comparing its members panics, hangs, or takes more
+///   memory than the fuzzer allows; the file is not written to.
+/// - A disk reads as the bytes of the file that its member is.
+pub fn check_package(data: &[u8]) {
+    lane::block_on(async {
+        let file = Arc::new(MemStorage::with_bytes(data.to_vec()));
+        let Ok(package) = Package::open(file.clone()).await else {
+            return;
+        };
+        let _ = package.check().await;
+        for name in package.disks().into_iter().map(|disk| disk.name.clone()) {
+            let Ok(disk) = package.storage(Some(&name)) else {
+                continue;
+            };
+            let member = disk.member();
+            let len = member.size_bytes.min(SAMPLE_BYTES) as usize;
+            let start = member.offset_bytes as usize;
+            let read = disk.read(0, Buffers::from_buf([Buffer::for_read(len)]));
+            if let Ok(read) = read.into_single().await {
+                assert!(data.get(start..start + len) == Some(&read[..]), "{name}");
+            }
+        }
+        assert!(file.snapshot() == data, "the file was written to");
     });
 }
 

@@ -28,6 +28,28 @@ fn the_corpora_hold() {
 }
 
 #[test]
+fn packages_hold() {
+    let inputs = corpus("ova");
+    assert!(inputs.len() > 1, "the corpus of ova is too small");
+    let mut random = fastrand::Rng::with_seed(21);
+    for input in &inputs {
+        foreign::check_package(input);
+        for number in 0..200 {
+            let mut changed = input.clone();
+            for _ in 0..random.usize(1..6) {
+                let at = random.usize(0..changed.len());
+                changed[at] = random.u8(..);
+            }
+            if random.bool() {
+                changed.truncate(random.usize(0..changed.len()));
+            }
+            eprintln!("package {number}");
+            foreign::check_package(&changed);
+        }
+    }
+}
+
+#[test]
 fn changed_images_hold() {
     let mut random = fastrand::Rng::with_seed(20);
     for format in foreign::FORMATS {

@@ -11,7 +11,7 @@ use common::run;
 use cuts::{Recorded, assert_between};
 use vellum::storage::MemStorage;
 use vellum::{BlockDevice, Buffer, Raw, RawOptions, RequestFlags, Storage, ZeroRequest};
-use vellum_foreign::{CheckReport, Fix, parallels, qcow, qed};
+use vellum_foreign::{BackingName, CheckReport, Fix, ForeignImage, parallels, qcow, qed};
 
 const SIZE_BYTES: u64 = 512 << 10;
 /// About so many moments of a history are looked at.
@@ -180,6 +180,41 @@ fn cut_at_all_moments(format: Format, seed: u64) {
                 read_all(&*device).await == [0xee; SIZE_BYTES as usize],
                 "{what}"
             );
+        }
+    });
+}
+
+/// The name of the backing file is the old one or the new one, never a mixture of both.
+#[test]
+fn qed_names_one_backing_file() {
+    run(async {
+        let random = &mut fastrand::Rng::with_seed(6);
+        let file = Recorded::new(Format::Qed.image().await);
+        let device = Format::Qed.open(file.clone()).await;
+        let image = ForeignImage::of(&*device).unwrap();
+        let mut names = vec![(file.moment(), None)];
+        for length in [3, 1000, 600, 0, 1019, 20] {
+            let name = BackingName {
+                name: "n".repeat(length) + &length.to_string(),
+                format: None,
+            };
+            let name = Some(name).filter(|_| length > 0);
+            image.set_backing_file(name.clone()).await.unwrap();
+            names.push((file.moment(), name));
+        }
+        for moment in names[0].0..=file.moment() {
+            let at = names.iter().rposition(|(at, _)| *at <= moment).unwrap();
+            let allowed = &names[at..(at + 2).min(names.len())];
+            for _ in 0..8 {
+                let cut = MemStorage::with_bytes(file.cut(moment, random));
+                let cut: Arc<dyn Storage> = Arc::new(cut);
+                let named = qed::facts(&cut).await.unwrap().backing;
+                let is_allowed = allowed.iter().any(|(_, name)| *name == named);
+                assert!(
+                    is_allowed,
+                    "cut at {moment}: {named:?} is none of {allowed:?}"
+                );
+            }
         }
     });
 }
