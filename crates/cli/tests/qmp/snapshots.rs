@@ -192,6 +192,33 @@ fn a_client_goes_on_over_overlays_that_are_made_for_it() {
 }
 
 #[test]
+fn overlays_of_other_formats_are_made_under_a_client() {
+    let place = Place::new();
+    let mut daemon = serve(&place);
+    place.io(DISK, &["write -P 1 0 300k"]);
+    let mut node = "disk".to_owned();
+    for (round, format) in [(2, "qed"), (3, "qcow"), (4, "qcow2")] {
+        let arguments = json!({"node-name": node, "snapshot-file": format,
+            "snapshot-node-name": format, "format": format});
+        daemon.must("blockdev-snapshot-sync", arguments);
+        place.io(
+            DISK,
+            &["read -P 1 128k 64k", &format!("write -P {round} 0 64k")],
+        );
+        node = format.to_owned();
+    }
+    place.io(DISK, &["read -P 4 0 64k"]);
+    daemon.end();
+    for (format, pattern) in [("qed", 2), ("qcow", 3), ("qcow2", 4)] {
+        let image = format!("json:{{\"driver\":\"{format}\",\"file.filename\":\"{format}\"}}");
+        place.io(
+            &image,
+            &[&format!("read -P {pattern} 0 64k"), "read -P 1 64k 236k"],
+        );
+    }
+}
+
+#[test]
 fn what_is_below_an_overlay_can_be_copied_by_others() {
     let place = Place::new();
     let mut daemon = serve(&place);

@@ -11,7 +11,7 @@ use vellum::qcow2::{AsQcow2, NewSnapshot, SnapshotSelector};
 use crate::nodes::{User, unknown, unknown_node};
 use crate::options::{Options, Scalar};
 use crate::qmp::{Arguments, Failure, Outcome};
-use crate::{Nodes, create, filename};
+use crate::{Nodes, create, filename, foreign};
 
 use super::{Daemon, done};
 
@@ -187,7 +187,7 @@ fn describe(name: &str, filename: &str, format: &str) -> Result<Options, Failure
     options.set_text("driver", format);
     options.set_text("node-name", name);
     options.set_group("file", filename::node_options(filename)?);
-    if format == "qcow2" {
+    if format == "qcow2" || foreign::has_backing(format) {
         options.set("backing", Scalar::Null);
     }
     Ok(options)
