@@ -60,6 +60,7 @@ pub mod repository;
 pub mod scrub;
 pub mod secret;
 pub mod shown_bitmaps;
+pub mod similar;
 pub mod size;
 pub mod spec;
 mod ssh_name;

@@ -132,6 +132,18 @@ fn properties() -> Vec<(String, Property)> {
     properties
 }
 
+/// The names of all limits, without what stands before them where they are properties.
+pub(crate) fn limit_names() -> Vec<String> {
+    properties().into_iter().map(|(name, _)| name).collect()
+}
+
+/// What a limit is that nobody sets, by its name.
+pub(crate) fn default_of(name: &str) -> u64 {
+    let mut limits = ThrottleLimits::default();
+    let found = properties().into_iter().find(|(known, _)| known == name);
+    found.map_or(0, |(_, property)| *property.place(&mut limits))
+}
+
 impl Property {
     fn place(self, limits: &mut ThrottleLimits) -> &mut u64 {
         match self {

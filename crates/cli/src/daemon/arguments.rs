@@ -13,6 +13,8 @@ enum Id {
     Version,
     Part(Part),
     CacheBudget,
+    Check,
+    Config,
     Daemonize,
     PidFile,
 }
@@ -36,6 +38,8 @@ const OPTIONS: &[OptionSpec<Id>] = &[
     OptionSpec::long(Id::Part(Part::Blockdev), "blockdev", Takes::Value),
     OptionSpec::long(Id::CacheBudget, "cache-budget", Takes::Value),
     OptionSpec::long(Id::Part(Part::Chardev), "chardev", Takes::Value),
+    OptionSpec::long(Id::Check, "check", Takes::Nothing),
+    OptionSpec::long(Id::Config, "config", Takes::Value),
     OptionSpec::long(Id::Daemonize, "daemonize", Takes::Nothing),
     OptionSpec::long(Id::Part(Part::Export), "export", Takes::Value),
     OptionSpec::long(Id::Part(Part::Monitor), "monitor", Takes::Value),
@@ -83,6 +87,10 @@ pub(super) struct Arguments {
     pub(super) items: Vec<Item>,
     pub(super) daemonize: bool,
     pub(super) pid_file: Option<String>,
+    /// The file that says what is served.
+    pub(super) config: Option<String>,
+    /// Only say what that file would do.
+    pub(super) check: bool,
     /// What the caches of all images may take together.
     pub(super) cache_budget_bytes: Option<u64>,
 }
@@ -97,6 +105,11 @@ impl Arguments {
                 Id::Help => arguments.action = Action::Help,
                 Id::Version => arguments.action = Action::Version,
                 Id::CacheBudget => arguments.cache_budget_bytes = Some(parse_budget(&text)?),
+                Id::Check => arguments.check = true,
+                Id::Config if arguments.config.is_some() => {
+                    return Err(Failure::message("--config can only be specified once"));
+                }
+                Id::Config => arguments.config = Some(text),
                 Id::Daemonize => arguments.daemonize = true,
                 Id::PidFile if arguments.pid_file.is_some() => {
                     return Err(Failure::message("--pidfile can only be specified once"));
@@ -114,6 +127,9 @@ impl Arguments {
         }
         match parser.operands().first() {
             Some(word) => Err(Failure::message(format!("{word}: Unexpected argument"))),
+            None if arguments.check && arguments.config.is_none() => Err(Failure::message(
+                "--check says what --config FILE would do; name that file",
+            )),
             None => Ok(arguments),
         }
     }
@@ -200,6 +216,9 @@ What there is, each made in the order given:
 Values may be JSON objects as well.
 
 How to run:
+  --config FILE              disks and exports as a file describes them (TOML); SIGHUP reads
+                             it again and changes only what is different
+  --check                    say what --config would do, and end
   --cache-budget SIZE        what the caches of all images may take together (K, M, G)
   --daemonize                go to the background once everything is there
   --pidfile PATH             write the process id to PATH

@@ -2,17 +2,20 @@
 //! the command line describes them, until a signal or a monitor's client ends it.
 //!
 //! Without a monitor what the command line says is all there is, and nodes are wired for
-//! good; with one they can be changed while they are used ([`Nodes::live`]). Options for
-//! parts that do not exist are refused by name.
+//! good; with one, or with a file that may be read again (`config.rs`), they can be changed
+//! while they are used ([`Nodes::live`]). Options for parts that do not exist are refused by name.
 //!
 //! Invariant: the end comes in one order, whatever caused it: exports, the server, jobs,
 //! nodes, and last the monitors, whose clients hear of all that.
 
 mod arguments;
+mod config;
 mod part_help;
+mod service;
 
 use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
+use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 
 use vellum_control::daemon::{self, Daemon, Notice, ServerEnvironment};
@@ -23,6 +26,7 @@ use crate::server::{self, Failure, Process, Ready, daemonize};
 use crate::version::version;
 use crate::{hint, report, trace};
 use arguments::{Action, Arguments, Item, Part};
+use config::ConfigFile;
 
 pub use arguments::{help, options};
 
@@ -55,16 +59,31 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
 }
 
 fn start(arguments: Arguments) -> Result<(), Failure> {
+    server::keep_sockets().map_err(Failure::Message)?;
+    // Before the user's terminal is left.
+    let config = arguments.config.as_deref().map(ConfigFile::read);
+    let config = config.transpose()?;
+    if let (true, Some(config)) = (arguments.check, &config) {
+        report::print(config.describe());
+        return Ok(());
+    }
     let Process::Server(ready) = daemonize(arguments.daemonize)? else {
         return Ok(());
     };
     server::allow_many_files();
-    let program = Program::new(&arguments);
-    let signals = server::catch_signals()?;
+    let (ending, reloading) = match config {
+        None => (server::catch_signals()?, None),
+        Some(_) => (
+            server::catch_these(&[libc::SIGTERM, libc::SIGINT])?,
+            Some(server::catch_these(&[libc::SIGHUP])?),
+        ),
+    };
+    let program = Rc::new(Program::new(&arguments, config));
     lane::block_on(async {
         let stop = program.daemon.stop.clone();
-        drop(spawn(server::stop_on_signal(signals, stop)));
-        let run = run(&program, &arguments, ready).await;
+        drop(spawn(server::stop_on_signal(ending, stop)));
+        let run = run(&program, &arguments, (ready, reloading)).await;
+        service::stopping();
         // Also after an error: what was opened must be left clean.
         let closed = program.shut_down().await;
         if let (Some(path), true) = (&arguments.pid_file, program.pid_file_written.get()) {
@@ -77,9 +96,9 @@ fn start(arguments: Arguments) -> Result<(), Failure> {
 }
 
 async fn run(
-    program: &Program,
+    program: &Rc<Program>,
     arguments: &Arguments,
-    ready: Option<Ready>,
+    (ready, reloading): (Option<Ready>, Option<UnixStream>),
 ) -> Result<(), Failure> {
     for item in &arguments.items {
         let stop = &program.daemon.stop;
@@ -89,6 +108,12 @@ async fn run(
             return Ok(());
         };
         made.map_err(|failure| failure.with_prefix(item))?;
+    }
+    if let Some(config) = &program.config {
+        match program.daemon.stop.or_give_up(config.start(program)).await {
+            Some(started) => started?,
+            None => return Ok(()),
+        }
     }
     // Before anybody is told that it has started: what it takes then is what it will take.
     program::discard_startup_pages();
@@ -101,12 +126,21 @@ async fn run(
         ready.notify_parent(false)?;
     }
     let has = |part| arguments.items.iter().any(|item| item.part == part);
-    if !has(Part::Export) && !has(Part::Monitor) {
+    if !has(Part::Export) && !has(Part::Monitor) && program.config.is_none() {
         hint::give("nothing is exported (--export) and nobody can change that (--monitor): Ctrl-C");
     }
     program.daemon.forward_notices();
     program.daemon.parts.lock().await.start_server();
-    program.monitors.replace(program.daemon.start_monitors());
+    program.begin_monitors();
+    service::keep_watchdog();
+    let status = match &program.config {
+        Some(config) => config.first_status().await,
+        None => String::new(),
+    };
+    service::ready(&status);
+    if let Some(signals) = reloading {
+        config::reload_on_signal(program.clone(), signals);
+    }
     program.daemon.stop.wait().await;
     Ok(())
 }
@@ -117,16 +151,18 @@ struct Program {
     daemon: Rc<Daemon>,
     monitors: RefCell<Vec<JoinHandle<()>>>,
     pid_file_written: Cell<bool>,
+    /// The file that says what there is, beside the command line.
+    config: Option<ConfigFile>,
 }
 
 impl Program {
-    fn new(arguments: &Arguments) -> Program {
+    fn new(arguments: &Arguments, config: Option<ConfigFile>) -> Program {
         // Nobody else could change anything.
         let monitored = arguments
             .items
             .iter()
             .any(|item| item.part == Part::Monitor);
-        let nodes = match monitored {
+        let nodes = match monitored || config.is_some() {
             true => Nodes::live(),
             false => Nodes::sharing(),
         };
@@ -138,7 +174,14 @@ impl Program {
             daemon: Daemon::new(nodes, server_environment()),
             monitors: RefCell::default(),
             pid_file_written: Cell::new(false),
+            config,
         }
+    }
+
+    /// Starts the monitors that were added.
+    fn begin_monitors(&self) {
+        let begun = self.daemon.start_monitors();
+        self.monitors.borrow_mut().extend(begun);
     }
 
     /// Ends everything in order, and last the monitors.
@@ -193,6 +236,7 @@ fn server_environment() -> ServerEnvironment {
     ServerEnvironment {
         listen_unix: |path| server::listen_unix(path).map_err(daemon_failure),
         listen_tcp: |host, port| server::listen_tcp(host, port).map_err(daemon_failure),
+        handed_over: server::handed_unix,
         check_free: |path| server::check_free(path).map_err(daemon::Failure),
         tell: |notice| match notice {
             Notice::Info(text) => report::info(text),

@@ -9,7 +9,6 @@
 //! - Looking for a hint changes nothing; if it fails, there is no message.
 
 mod locks;
-mod similar;
 mod words;
 
 use std::fmt::Display;
@@ -30,7 +29,7 @@ use crate::size::human;
 use crate::style::{Colour, Style};
 use crate::terminal::{harmless, quoted};
 
-pub use similar::closest;
+pub use vellum_control::similar::closest;
 pub use words::OBJECTS;
 
 fn is_wanted() -> bool {

@@ -7,7 +7,6 @@
 //!
 //! Invariant: an image that was opened is closed, whatever fails after that.
 
-mod activation;
 mod arguments;
 mod list;
 mod serve;

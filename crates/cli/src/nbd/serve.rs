@@ -14,24 +14,23 @@ use vellum_export::Slice;
 use vellum_export::nbd::{Export, Exports, Listener, ServerOptions, Stop};
 use vellum_io::{lane, program, spawn};
 
-use super::activation;
 use super::arguments::{Arguments, DEFAULT_ADDRESS, DEFAULT_PORT};
 use crate::img::snapshot;
 use crate::server::{
-    Failure, Process, Ready, catch_signals, close, daemonize, listen_tcp, listen_unix, log,
-    stop_on_signal, write_pid_file,
+    Failure, Process, Ready, activated_sockets, catch_signals, close, daemonize, listen_tcp,
+    listen_unix, log, stop_on_signal, take_sockets, write_pid_file,
 };
 use crate::{hint, report};
 
 /// Serves the image until the clients or a signal end it.
 pub(super) fn serve(arguments: Arguments) -> Result<(), Failure> {
-    let activated = match activation::activated_sockets() {
+    let activated = match activated_sockets() {
         0 => None,
         count => {
             check_activation(&arguments)?;
             // Before anything else is opened: a descriptor that was promised and
             // is not there must not turn out to be one of ours.
-            Some(activation::take_sockets(count).map_err(Failure::Message)?)
+            Some(take_sockets(count).map_err(Failure::Message)?)
         }
     };
     let Process::Server(ready) = daemonize(arguments.fork)? else {

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use vellum_export::nbd::Listener;
 
+use super::activation::{handed_tcp, handed_unix};
 use super::{Failure, check_free};
 use crate::report;
 
@@ -18,6 +19,9 @@ pub fn listen_unix(path: &str) -> Result<Listener, Failure> {
             "UNIX socket path '{path}' is too long\nPath must be less than \
              {MAX_SOCKET_PATH_BYTES} bytes"
         )));
+    }
+    if let Some(handed) = handed_unix(path) {
+        return Ok(Listener::from_fd(handed)?);
     }
     check_free(path).map_err(Failure::Message)?;
     Listener::bind_unix(Path::new(path)).map_err(|error| {
@@ -39,6 +43,9 @@ pub fn listen_tcp(host: &str, port: &str) -> Result<Listener, Failure> {
             ))
         })?
         .collect();
+    if let Some(handed) = handed_tcp(&addresses) {
+        return Ok(Listener::from_fd(handed)?);
+    }
     Listener::bind_tcp(&addresses[..]).map_err(|error| {
         Failure::message(format!(
             "Failed to bind socket: {}",

@@ -3,6 +3,7 @@
 //!
 //! Only these use this module; it knows none of them.
 
+mod activation;
 mod close;
 mod daemonize;
 mod failure;
@@ -14,6 +15,9 @@ mod pid_file;
 mod signals;
 mod socket;
 
+pub use activation::{
+    activated_sockets, handed_unix, keep_sockets, left_sockets, take_by_name, take_sockets,
+};
 pub use close::close;
 pub use daemonize::{Process, Ready, daemonize};
 pub use failure::Failure;
@@ -22,5 +26,5 @@ pub use limits::allow_many_files;
 pub use listen::{bad_port, listen_tcp, listen_unix};
 pub use log::log;
 pub use pid_file::write_pid_file;
-pub use signals::{catch_signals, stop_on_signal};
+pub use signals::{catch_signals, catch_these, next_signal, stop_on_signal};
 pub use socket::check_free;

@@ -13,9 +13,14 @@ use super::Failure;
 
 /// Arranges that the signals that end a program arrive as bytes on a socket.
 pub fn catch_signals() -> Result<UnixStream, Failure> {
+    catch_these(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP])
+}
+
+/// Arranges that some signals arrive as bytes on a socket.
+pub fn catch_these(signals: &[i32]) -> Result<UnixStream, Failure> {
     let catch = || {
         let (reader, writer) = UnixStream::pair()?;
-        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        for &signal in signals {
             signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
         }
         reader.set_nonblocking(true)?;
@@ -28,11 +33,18 @@ pub fn catch_signals() -> Result<UnixStream, Failure> {
 
 /// Requests the stop when a signal arrives.
 pub async fn stop_on_signal(mut signals: UnixStream, stop: Stop) {
-    // An error of the poll would mean that no signal can arrive any more.
-    while signals.read(&mut [0]).is_err() {
+    if next_signal(&mut signals).await {
+        stop.request();
+    }
+}
+
+/// Waits for a signal; several that have come are one. `false` if none can arrive any more.
+pub async fn next_signal(signals: &mut UnixStream) -> bool {
+    while signals.read(&mut [0; 64]).is_err() {
+        // An error of the poll would mean that no signal can arrive any more.
         if lane::poll_readable(signals.as_fd()).await.is_err() {
-            return;
+            return false;
         }
     }
-    stop.request();
+    true
 }

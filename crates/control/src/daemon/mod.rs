@@ -11,6 +11,7 @@
 
 mod chardev;
 mod commands;
+pub mod config;
 mod event_limits;
 mod events;
 mod export;

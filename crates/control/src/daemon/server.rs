@@ -1,12 +1,14 @@
 //! `--nbd-server`, `nbd-server-start`.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use vellum_export::nbd::{self, Exports, Listener, Log, ServerOptions, Stop};
 use vellum_io::lane::Remote;
 use vellum_io::{JoinHandle, spawn};
 
+use super::inherited::inherited;
 use super::{Failure, failure, message, need, refuse_rest};
 use crate::{Options, tls};
 
@@ -31,6 +33,8 @@ pub struct ServerEnvironment {
     pub listen_unix: fn(path: &str) -> Result<Listener, Failure>,
     /// Listens on an address, given by its host and its port.
     pub listen_tcp: fn(host: &str, port: &str) -> Result<Listener, Failure>,
+    /// The socket that listens at a path, where the program was started with it.
+    pub handed_over: fn(path: &str) -> Option<OwnedFd>,
     /// Refuses a path at which somebody listens, or that is no socket.
     pub check_free: fn(path: &str) -> Result<(), Failure>,
     /// Tells the user something.
@@ -47,6 +51,7 @@ impl ServerEnvironment {
         ServerEnvironment {
             listen_unix: |_| Err(no_sockets()),
             listen_tcp: |_, _| Err(no_sockets()),
+            handed_over: |_| None,
             check_free: |_| Err(no_sockets()),
             tell: |_| {},
             log: None,
@@ -168,7 +173,13 @@ pub(super) fn listen(
             refuse_rest(&address)?;
             ((environment.listen_tcp)(&name, &port)?, port)
         }
-        kind @ ("vsock" | "fd") => {
+        "fd" => {
+            let number = address.take_text("str").map_err(failure)?;
+            let number = number.ok_or_else(|| message("Parameter 'addr.str' is missing"))?;
+            refuse_rest(&address)?;
+            (inherited(&number)?, String::new())
+        }
+        kind @ "vsock" => {
             return Err(message(format!(
                 "Addresses of type '{kind}' are not part of this version"
             )));

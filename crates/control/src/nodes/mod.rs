@@ -53,6 +53,7 @@ use bitmaps::NodeBitmaps;
 pub use changes::DrainedUsers;
 pub use describe::NodeInfo;
 use node_table::NodeTable;
+pub(crate) use reopen::may_change;
 use shared::SharedNodes;
 pub(crate) use uses::{BETWEEN, Keeps, OVERLAY, Passes};
 pub use uses::{Changes, RequiredAccess, User};

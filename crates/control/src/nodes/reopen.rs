@@ -50,7 +50,7 @@ struct Wanted {
 }
 
 /// Whether an option may be another one than before.
-fn may_change(driver: &str, key: &str) -> bool {
+pub(crate) fn may_change(driver: &str, key: &str) -> bool {
     let own = match driver {
         "qcow2" => {
             reopen::QCOW2.contains(&key)

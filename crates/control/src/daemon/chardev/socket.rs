@@ -130,10 +130,13 @@ impl Socket {
             wait,
             reconnect,
         } = settings;
+        // What somebody else made is his to remove.
+        let mut is_own = true;
         let side = match server {
             true => Side::Server {
-                listener: address.listen(environment)?,
+                listener: address.listen(environment, &mut is_own)?,
                 path: match &address {
+                    _ if !is_own => None,
                     Address::Unix {
                         path,
                         is_abstract: false,
@@ -281,7 +284,11 @@ fn abstract_address(path: &str, tight: bool) -> io::Result<UnixAddr> {
 }
 
 impl Address {
-    fn listen(&mut self, environment: &ServerEnvironment) -> Result<net::Listener, Failure> {
+    fn listen(
+        &mut self,
+        environment: &ServerEnvironment,
+        is_own: &mut bool,
+    ) -> Result<net::Listener, Failure> {
         let bound = match self {
             Address::Unix {
                 path,
@@ -297,6 +304,10 @@ impl Address {
                         "UNIX socket path '{path}' is too long\nPath must be less than \
                          {PATH_BYTES} bytes"
                     )));
+                }
+                if let Some(handed) = (environment.handed_over)(path) {
+                    *is_own = false;
+                    return Ok(net::Listener::from_fd(handed)?);
                 }
                 (environment.check_free)(path)?;
                 // A socket that is left over; if it is something else, binding fails.

@@ -17,6 +17,11 @@ static DECLARED: LazyLock<BTreeMap<String, Declaration>> = LazyLock::new(|| {
     all.map(|one| (one.name.clone(), one)).collect()
 });
 
+/// The type of the options of a node.
+pub(in crate::daemon) const BLOCKDEV: &str = "BlockdevAddOptions";
+/// The type of the options of an export.
+pub(in crate::daemon) const EXPORT: &str = "BlockExportAddOptions";
+
 /// How a value was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::daemon) enum Notation {
@@ -31,7 +36,30 @@ pub(in crate::daemon) enum Notation {
 /// # Errors
 /// What QEMU says of what is wrong first.
 pub(in crate::daemon) fn check_blockdev(value: &Value, notation: Notation) -> Result<(), String> {
-    Checker(notation).check("BlockdevAddOptions", value, &Way::default())
+    Checker(notation).check(BLOCKDEV, value, &Way::default())
+}
+
+/// Looks at the options of an export, written as JSON.
+///
+/// # Errors
+/// What QEMU says of what is wrong first.
+pub(in crate::daemon) fn check_export(value: &Value) -> Result<(), String> {
+    Checker(Notation::Json).check(EXPORT, value, &Way::default())
+}
+
+/// The names of the members of a type, and of its variant of that value.
+pub(in crate::daemon) fn member_names(type_name: &str, value: &str) -> Vec<String> {
+    let Some(Kind::Object { members, tag }) = DECLARED.get(type_name).map(|one| &one.kind) else {
+        return Vec::new();
+    };
+    let variants = tag.iter().flat_map(|(_, variants)| variants);
+    let variant = variants.filter(|(known, _)| known == value);
+    let more = variant.filter_map(|(_, name)| match &DECLARED.get(name)?.kind {
+        Kind::Object { members, .. } => Some(members),
+        _ => None,
+    });
+    let all = members.iter().chain(more.flatten());
+    all.map(|member| member.name.clone()).collect()
 }
 
 /// Where in a value something is.

@@ -1,0 +1,232 @@
+//! `--config FILE`: what the file says comes into force at the start, and its changes on SIGHUP.
+
+use std::cell::RefCell;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use futures_util::lock::Mutex;
+use vellum_control::daemon::config::{
+    Applied, Config, InForce, Mistake, Monitor, OnError, PartKind, Parts, plan,
+};
+use vellum_control::{Options, Scalar};
+use vellum_io::spawn;
+
+use super::{Program, service};
+use crate::report;
+use crate::server::{self, Failure};
+
+/// The names of sockets that a service manager hands over.
+const MONITOR_NAME: &str = "qmp";
+const NBD_NAME: &str = "nbd";
+
+/// A file that is in force.
+#[derive(Debug)]
+pub(super) struct ConfigFile {
+    path: PathBuf,
+    first: Config,
+    in_force: Mutex<InForce>,
+    monitors: RefCell<Vec<Monitor>>,
+}
+
+fn failure(mistake: &Mistake) -> Failure {
+    Failure::message(mistake.to_string())
+}
+
+impl ConfigFile {
+    /// Reads a file, for a start.
+    ///
+    /// # Errors
+    /// As [`Config::read`].
+    pub(super) fn read(path: &str) -> Result<ConfigFile, Failure> {
+        let path = PathBuf::from(path);
+        let first = Config::read(&path).map_err(|mistake| failure(&mistake))?;
+        Ok(ConfigFile {
+            path,
+            first,
+            in_force: Mutex::default(),
+            monitors: RefCell::default(),
+        })
+    }
+
+    /// What would be asked for at a start, a line each.
+    pub(super) fn describe(&self) -> String {
+        let mut text = String::new();
+        for monitor in &self.first.monitors {
+            let path = &monitor.path;
+            text += &format!("{}: a monitor at {path}\n", self.line(monitor.place.line));
+        }
+        for step in plan(&Parts::default(), &self.first.parts) {
+            let line = step.place.map_or(0, |place| place.line);
+            text += &format!("{}: {}\n", self.line(line), step.request);
+        }
+        text
+    }
+
+    fn line(&self, line: usize) -> String {
+        format!("{}:{line}", self.path.display())
+    }
+
+    /// Brings the file into force.
+    ///
+    /// # Errors
+    /// If part of it could not be made, unless the file says that the others are served then.
+    pub(super) async fn start(&self, program: &Program) -> Result<(), Failure> {
+        self.add_monitors(program, &self.first).await?;
+        let mut in_force = self.in_force.lock().await;
+        let applied = in_force
+            .become_as(&program.daemon, &self.first.parts, &self.path)
+            .await;
+        drop(in_force);
+        if let (OnError::Stop, Some(first)) = (self.first.on_error, applied.mistakes.first()) {
+            return Err(failure(first));
+        }
+        self.tell(&applied);
+        self.take_left_sockets(program).await
+    }
+
+    /// Adds the monitors that are not there yet.
+    async fn add_monitors(&self, program: &Program, config: &Config) -> Result<(), Failure> {
+        for monitor in &config.monitors {
+            let is_there = self
+                .monitors
+                .borrow()
+                .iter()
+                .any(|one| one.path == monitor.path);
+            if is_there {
+                continue;
+            }
+            let mut options = Options::new();
+            options.set_text("path", monitor.path.as_str());
+            let added = add_monitor(program, self.monitors.borrow().len(), options).await;
+            let place = self.line(monitor.place.line);
+            added.map_err(|failure| failure.with_prefix(place))?;
+            self.monitors.borrow_mut().push(monitor.clone());
+        }
+        Ok(())
+    }
+
+    /// Uses sockets that were handed over under names that say what they are for, and says which
+    /// nobody uses.
+    async fn take_left_sockets(&self, program: &Program) -> Result<(), Failure> {
+        for name in server::left_sockets() {
+            let number = |name: &str| server::take_by_name(name).map(|fd| fd.to_string());
+            match name.as_str() {
+                MONITOR_NAME => {
+                    let mut options = Options::new();
+                    options.set_text("fd", number(&name).unwrap_or_default());
+                    let at = self.monitors.borrow().len() + 1000;
+                    add_monitor(program, at, options).await?;
+                }
+                NBD_NAME if program.daemon.parts.lock().await.exports().is_none() => {
+                    let mut options = Options::new();
+                    options.set_text("addr.type", "fd");
+                    options.set_text("addr.str", number(&name).unwrap_or_default());
+                    program.daemon.parts.lock().await.add_server(options)?;
+                }
+                _ => report::warning(format!(
+                    "the socket '{name}' was handed over and nothing listens there: name its path in \
+                     [daemon], or call it '{MONITOR_NAME}' or '{NBD_NAME}' (FileDescriptorName=)"
+                )),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the file again and brings the difference into force.
+    async fn reload(&self, program: &Program) {
+        service::reloading();
+        match Config::read(&self.path) {
+            Err(mistake) => {
+                report::error(&mistake);
+                service::ready(&format!("not reloaded: {mistake}"));
+            }
+            Ok(config) => {
+                if let Err(Failure::Message(text)) = self.add_monitors(program, &config).await {
+                    report::error(text);
+                }
+                for gone in self.gone_monitors(&config) {
+                    report::warning(format!(
+                        "{}: the monitor at {gone} ends with the daemon, not before",
+                        self.path.display()
+                    ));
+                }
+                let mut in_force = self.in_force.lock().await;
+                let applied = in_force
+                    .become_as(&program.daemon, &config.parts, &self.path)
+                    .await;
+                drop(in_force);
+                self.tell(&applied);
+                service::ready(&self.status(&applied).await);
+            }
+        }
+        program.begin_monitors();
+    }
+
+    fn gone_monitors(&self, config: &Config) -> Vec<String> {
+        let monitors = self.monitors.borrow();
+        let gone = monitors.iter().filter(|one| {
+            let mut wanted = config.monitors.iter();
+            !wanted.any(|other| other.path == one.path)
+        });
+        gone.map(|one| one.path.clone()).collect()
+    }
+
+    /// Tells what could not be brought into force.
+    fn tell(&self, applied: &Applied) {
+        for mistake in &applied.mistakes {
+            report::error(mistake);
+        }
+    }
+
+    /// What is served, in a line.
+    async fn status(&self, applied: &Applied) -> String {
+        let in_force = self.in_force.lock().await;
+        let count = |kind| {
+            in_force
+                .parts()
+                .keys()
+                .filter(|key| key.kind == kind)
+                .count()
+        };
+        let (disks, exports) = (count(PartKind::Disk), count(PartKind::Export));
+        let served = format!("{disks} disks, {exports} exports");
+        match applied.mistakes.first() {
+            None => served,
+            Some(first) => format!(
+                "{served}; {} not as wanted: {first}",
+                applied.mistakes.len()
+            ),
+        }
+    }
+
+    /// What is served after a start.
+    pub(super) async fn first_status(&self) -> String {
+        self.status(&Applied::default()).await
+    }
+}
+
+/// Reads the file again with each signal, until the program ends.
+pub(super) fn reload_on_signal(program: std::rc::Rc<Program>, mut signals: UnixStream) {
+    drop(spawn(async move {
+        while server::next_signal(&mut signals).await {
+            if program.daemon.stop.is_requested() {
+                return;
+            }
+            if let Some(config) = &program.config {
+                config.reload(&program).await;
+            }
+        }
+    }));
+}
+
+async fn add_monitor(program: &Program, at: usize, mut socket: Options) -> Result<(), Failure> {
+    let id = format!("config-monitor-{at}");
+    socket.set_text("backend", "socket");
+    socket.set_text("id", id.as_str());
+    socket.set("server", Scalar::Bool(true));
+    socket.set("wait", Scalar::Bool(false));
+    program.daemon.add_chardev(socket, false).await?;
+    let mut monitor = Options::new();
+    monitor.set_text("chardev", id);
+    Ok(program.daemon.add_monitor(monitor)?)
+}

@@ -1,0 +1,240 @@
+//! [`InForce`]: the parts that are in force, and how others come into force.
+//!
+//! Requests go the way of those of a monitor's client: what was changed by clients since is met as
+//! they would meet it. An export that is made anew shows what it showed before, which may be an overlay
+//! that a client has put over its disk.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+use serde_json::Value;
+use vellum_io::lane;
+
+use super::parts::{ConfigRequest, PartKey, PartKind, Parts};
+use super::place::Mistake;
+use super::plan::{Effect, Step, plan};
+use crate::daemon::commands::object_type;
+use crate::daemon::{Daemon, carry_out};
+use crate::qmp::{Arguments, Failure};
+
+/// So long is an export waited for that ends.
+const EXPORT_PATIENCE: Duration = Duration::from_secs(30);
+
+/// The parts that are in force.
+#[derive(Debug, Default)]
+pub struct InForce {
+    parts: Parts,
+}
+
+/// What a change of all parts has come to.
+#[derive(Debug, Default)]
+pub struct Applied {
+    /// How many requests were carried out.
+    pub carried_out: usize,
+    /// What is as it was, and why.
+    pub mistakes: Vec<Mistake>,
+}
+
+impl InForce {
+    /// The parts.
+    pub fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
+    /// Brings other parts into force, which the file at `path` describes. Gives up between two
+    /// requests when the daemon ends.
+    pub async fn become_as(
+        &mut self,
+        daemon: &Rc<Daemon>,
+        wanted: &Parts,
+        path: &std::path::Path,
+    ) -> Applied {
+        self.forget_gone(daemon).await;
+        let mut shown = shown_instead(daemon, &self.parts).await;
+        let steps = plan(&self.parts, wanted);
+        let send = async |request: &ConfigRequest| {
+            send(daemon, request, &shown).await?;
+            if let ("blockdev-add", Some(name)) = (request.command, name_of(request)) {
+                // What is made anew is what the file says.
+                shown.remove(name);
+            }
+            Ok(())
+        };
+        let done = follow(&mut self.parts, steps, send, || daemon.stop.is_requested()).await;
+        self.parts.move_to(wanted);
+        let mistake = |(step, text): (Step, String)| Mistake {
+            path: path.to_owned(),
+            place: step.place,
+            text: format!("{}: {text}", step.key),
+        };
+        Applied {
+            carried_out: done.carried_out,
+            mistakes: done.failures.into_iter().map(mistake).collect(),
+        }
+    }
+
+    /// Forgets parts that a client has taken away.
+    async fn forget_gone(&mut self, daemon: &Rc<Daemon>) {
+        let state = daemon.parts.lock().await;
+        let exports = state.exports.list(&state.nodes);
+        let is_there = |key: &PartKey| match key.kind {
+            PartKind::Secret | PartKind::Throttle => object_type(&state, &key.name).is_some(),
+            PartKind::Server => state.server.is_some(),
+            PartKind::Disk => state.nodes.contains(&key.name),
+            PartKind::Export => exports.iter().any(|one| one.id == key.name),
+        };
+        let keys = self.parts.keys().cloned();
+        let gone: Vec<PartKey> = keys.filter(|key| !is_there(key)).collect();
+        for key in gone {
+            self.parts.remove(&key);
+        }
+    }
+}
+
+/// What steps have come to.
+#[derive(Debug, Default)]
+pub(super) struct Followed {
+    pub(super) carried_out: usize,
+    /// The steps that failed, and why.
+    pub(super) failures: Vec<(Step, String)>,
+}
+
+/// Carries steps out, by `send`, until `is_over`. The steps of a change of which one fails are
+/// undone; `parts` are those in force at any time.
+pub(super) async fn follow(
+    parts: &mut Parts,
+    steps: Vec<Step>,
+    mut send: impl AsyncFnMut(&ConfigRequest) -> Result<(), Failure>,
+    is_over: impl Fn() -> bool,
+) -> Followed {
+    let mut followed = Followed::default();
+    let mut failed: BTreeSet<usize> = BTreeSet::new();
+    let mut done: BTreeMap<usize, Vec<Step>> = BTreeMap::new();
+    for step in steps {
+        if is_over() {
+            break;
+        }
+        if failed.contains(&step.change) || !is_possible(parts, &step.effect) {
+            continue;
+        }
+        let change = step.change;
+        match send(&step.request).await {
+            Ok(()) => {
+                followed.carried_out += 1;
+                note(parts, &step.effect);
+                done.entry(change).or_default().push(step);
+            }
+            Err(failure) => {
+                followed.failures.push((step, failure.text));
+                failed.insert(change);
+                for step in done.remove(&change).unwrap_or_default().into_iter().rev() {
+                    match send(&step.undo).await {
+                        Ok(()) => note(parts, &step.undone),
+                        Err(failure) => {
+                            let text = format!("cannot be had back: {}", failure.text);
+                            followed.failures.push((step, text));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    followed
+}
+
+fn note(parts: &mut Parts, effect: &Effect) {
+    match effect {
+        Effect::Put(part) => parts.put(part.clone()),
+        Effect::Gone(key) => parts.remove(key),
+    }
+}
+
+/// Whether what a part stands on is there, or nobody stands on one that is to go; why not was told
+/// already.
+fn is_possible(parts: &Parts, effect: &Effect) -> bool {
+    match effect {
+        Effect::Put(part) => part.needs.iter().all(|key| parts.get(key).is_some()),
+        Effect::Gone(key) => !parts.is_needed(key),
+    }
+}
+
+/// The node that a request is about.
+fn name_of(request: &ConfigRequest) -> Option<&str> {
+    request.arguments.get("node-name")?.as_str()
+}
+
+/// The nodes that exports of disks show instead of them.
+async fn shown_instead(daemon: &Rc<Daemon>, parts: &Parts) -> BTreeMap<String, String> {
+    let state = daemon.parts.lock().await;
+    let exports = state.exports.list(&state.nodes).into_iter();
+    let instead = exports.filter_map(|export| {
+        let part = parts.get(&PartKey::new(PartKind::Export, export.id))?;
+        let disk = part.arguments.get("node-name")?.as_str()?;
+        (disk != export.node).then(|| (disk.to_owned(), export.node))
+    });
+    instead.collect()
+}
+
+async fn send(
+    daemon: &Rc<Daemon>,
+    request: &ConfigRequest,
+    shown: &BTreeMap<String, String>,
+) -> Result<(), Failure> {
+    let ConfigRequest { command, arguments } = request;
+    let mut arguments = arguments.clone();
+    match *command {
+        "block-export-add" => {
+            if let Some(node) = arguments.get_mut("node-name")
+                && let Some(instead) = node.as_str().and_then(|name| shown.get(name))
+            {
+                *node = Value::from(instead.as_str());
+            }
+        }
+        "blockdev-reopen" => {
+            let state = daemon.parts.lock().await;
+            let options = arguments.get_mut("options").and_then(Value::as_array_mut);
+            for node in options.into_iter().flatten() {
+                name_backing(&state.nodes, node);
+            }
+        }
+        _ => {}
+    }
+    carry_out(daemon, command, Arguments::new(arguments.clone())).await?;
+    if *command == "block-export-del"
+        && let Some(id) = arguments.get("id").and_then(Value::as_str)
+    {
+        wait_for_end(daemon, id).await?;
+    }
+    Ok(())
+}
+
+/// Says what a node stands on by its backing file, and those below it: a node that is opened anew
+/// must be told, and only the image knows.
+fn name_backing(nodes: &crate::Nodes, node: &mut Value) {
+    let Some(members) = node.as_object_mut() else {
+        return;
+    };
+    let name = members.get("node-name").and_then(Value::as_str);
+    if let Some(backing) = name.and_then(|name| nodes.backing_of(name))
+        && !members.contains_key("backing")
+    {
+        members.insert("backing".to_owned(), Value::from(backing));
+    }
+    if let Some(below) = members.get_mut("file") {
+        name_backing(nodes, below);
+    }
+}
+
+/// Waits until what clients of an export have begun is complete: its node is free then.
+async fn wait_for_end(daemon: &Rc<Daemon>, id: &str) -> Result<(), Failure> {
+    let ended = daemon.parts.lock().await.exports.ended(id);
+    let patience = std::pin::pin!(lane::sleep(EXPORT_PATIENCE));
+    match futures_util::future::select(std::pin::pin!(ended), patience).await {
+        futures_util::future::Either::Left(_) => Ok(()),
+        futures_util::future::Either::Right(_) => Err(Failure::new(format!(
+            "requests of its clients have not ended after {} s",
+            EXPORT_PATIENCE.as_secs()
+        ))),
+    }
+}

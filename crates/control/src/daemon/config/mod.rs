@@ -1,0 +1,48 @@
+//! `--config FILE`: disks and exports for those who do not speak QMP.
+//!
+//! ```toml
+//! [daemon]
+//! monitors = ["/run/vellum/qmp.sock"]
+//! nbd = { path = "/run/vellum/nbd.sock" }
+//!
+//! [throttle.slow]
+//! iops-total = 500
+//!
+//! [[disk]]
+//! name = "a"
+//! image = "a.qcow2"
+//! format = "qcow2"
+//! throttle = "slow"
+//! [[disk.export]]
+//! type = "nbd"
+//! writable = true
+//! ```
+//!
+//! `read.rs` makes parts of the text (`section.rs`, `disk.rs`), each with the QMP request that makes
+//! it and the place where it stands; `plan.rs` compares parts that are in force with those that are
+//! wanted; `apply.rs` carries the difference out as a client of a monitor would. The first two do no
+//! I/O but for reading the file, and know nothing of the running daemon.
+//!
+//! Invariants:
+//! - A file with a mistake changes nothing.
+//! - What is the same in both is not touched: an unchanged file has an empty plan.
+//! - A change that fails leaves what it concerns as it was.
+
+mod apply;
+mod disk;
+mod parts;
+mod place;
+mod plan;
+mod read;
+mod section;
+
+pub use apply::{Applied, InForce};
+pub use parts::{ConfigRequest, Part, PartKey, PartKind, Parts};
+pub use place::{Mistake, Place};
+pub use plan::{Effect, Step, plan};
+pub use read::{Config, Monitor, OnError};
+
+#[cfg(test)]
+mod plan_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,209 @@
+//! What a configuration consists of: parts, each made by one request.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde_json::{Map, Value, json};
+
+use super::place::Place;
+
+/// What a part is, in the order in which parts are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PartKind {
+    /// A secret.
+    Secret,
+    /// A group of limits.
+    Throttle,
+    /// The NBD server.
+    Server,
+    /// A disk: the node of its name.
+    Disk,
+    /// An export of a disk.
+    Export,
+}
+
+/// A part by its kind and its name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PartKey {
+    /// What it is.
+    pub kind: PartKind,
+    /// How it is called; the NBD server has no name.
+    pub name: String,
+}
+
+impl PartKey {
+    /// The part of a kind and a name.
+    pub fn new(kind: PartKind, name: impl Into<String>) -> PartKey {
+        PartKey {
+            kind,
+            name: name.into(),
+        }
+    }
+
+    /// The NBD server.
+    pub fn server() -> PartKey {
+        PartKey::new(PartKind::Server, "")
+    }
+}
+
+impl fmt::Display for PartKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = &self.name;
+        match self.kind {
+            PartKind::Secret => write!(f, "secret '{name}'"),
+            PartKind::Throttle => write!(f, "throttle group '{name}'"),
+            PartKind::Server => write!(f, "the NBD server"),
+            PartKind::Disk => write!(f, "disk '{name}'"),
+            PartKind::Export => write!(f, "export '{name}'"),
+        }
+    }
+}
+
+/// A request as a client of a monitor would send it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ConfigRequest {
+    /// The command.
+    pub command: &'static str,
+    /// Its arguments.
+    pub arguments: Map<String, Value>,
+}
+
+impl ConfigRequest {
+    /// A request; `arguments` are members.
+    pub fn new(command: &'static str, arguments: Value) -> ConfigRequest {
+        let arguments = match arguments {
+            Value::Object(members) => members,
+            _ => Map::new(),
+        };
+        ConfigRequest { command, arguments }
+    }
+}
+
+impl fmt::Display for ConfigRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ConfigRequest { command, arguments } = self;
+        write!(f, "{}", json!({"execute": command, "arguments": arguments}))
+    }
+}
+
+/// A part of a configuration.
+#[derive(Debug, Clone)]
+pub struct Part {
+    /// What it is.
+    pub key: PartKey,
+    /// The arguments of the request that makes it.
+    pub arguments: Map<String, Value>,
+    /// The parts that it stands on.
+    pub needs: BTreeSet<PartKey>,
+    /// Where it stands in the file.
+    pub place: Place,
+}
+
+impl Part {
+    /// Whether it is made as another one is.
+    pub fn is_like(&self, other: &Part) -> bool {
+        self.key == other.key && self.arguments == other.arguments
+    }
+
+    /// The request that makes it.
+    pub fn making(&self) -> ConfigRequest {
+        let command = match self.key.kind {
+            PartKind::Secret | PartKind::Throttle => "object-add",
+            PartKind::Server => "nbd-server-start",
+            PartKind::Disk => "blockdev-add",
+            PartKind::Export => "block-export-add",
+        };
+        ConfigRequest {
+            command,
+            arguments: self.arguments.clone(),
+        }
+    }
+
+    /// The request that takes it away.
+    pub fn removal(&self) -> ConfigRequest {
+        let name = &self.key.name;
+        match self.key.kind {
+            PartKind::Secret | PartKind::Throttle => {
+                ConfigRequest::new("object-del", json!({"id": name}))
+            }
+            PartKind::Server => ConfigRequest::new("nbd-server-stop", json!({})),
+            PartKind::Disk => ConfigRequest::new("blockdev-del", json!({"node-name": name})),
+            PartKind::Export => {
+                ConfigRequest::new("block-export-del", json!({"id": name, "mode": "hard"}))
+            }
+        }
+    }
+}
+
+/// Parts by their names.
+#[derive(Debug, Clone, Default)]
+pub struct Parts(BTreeMap<PartKey, Part>);
+
+impl Parts {
+    /// The part of a name.
+    pub fn get(&self, key: &PartKey) -> Option<&Part> {
+        self.0.get(key)
+    }
+
+    /// Puts a part in; one of the same name goes.
+    pub fn put(&mut self, part: Part) {
+        self.0.insert(part.key.clone(), part);
+    }
+
+    /// Takes a part out.
+    pub fn remove(&mut self, key: &PartKey) {
+        self.0.remove(key);
+    }
+
+    /// Notes where parts stand that are as they are in `others`: places move with every line above.
+    pub(super) fn move_to(&mut self, others: &Parts) {
+        for (key, part) in &mut self.0 {
+            if let Some(other) = others.get(key).filter(|other| other.is_like(part)) {
+                part.place = other.place;
+            }
+        }
+    }
+
+    /// Whether others stand on a part.
+    pub(super) fn is_needed(&self, key: &PartKey) -> bool {
+        self.0.values().any(|part| part.needs.contains(key))
+    }
+
+    /// The names of all, in the order of kinds.
+    pub fn keys(&self) -> impl Iterator<Item = &PartKey> {
+        self.0.keys()
+    }
+
+    /// All of them, each after those that it stands on.
+    pub fn in_order(&self) -> Vec<&Part> {
+        let mut ordered = Vec::with_capacity(self.0.len());
+        let mut seen = BTreeSet::new();
+        // What is to be looked at, and whether what it stands on was.
+        let mut next: Vec<(&PartKey, bool)> = self.0.keys().rev().map(|key| (key, false)).collect();
+        while let Some((key, is_ready)) = next.pop() {
+            let Some(part) = self.0.get(key) else {
+                continue;
+            };
+            if is_ready {
+                ordered.push(part);
+            } else if seen.insert(key) {
+                next.push((key, true));
+                next.extend(part.needs.iter().rev().map(|key| (key, false)));
+            }
+        }
+        ordered
+    }
+
+    /// A part that stands on itself, by whatever is between.
+    pub(super) fn circle(&self) -> Option<&Part> {
+        self.0.values().find(|part| {
+            let mut reached: BTreeSet<&PartKey> = part.needs.iter().collect();
+            let mut next: Vec<&PartKey> = reached.iter().copied().collect();
+            while let Some(key) = next.pop() {
+                let below = self.0.get(key).into_iter().flat_map(|part| &part.needs);
+                next.extend(below.filter(|key| reached.insert(key)));
+            }
+            reached.contains(&part.key)
+        })
+    }
+}
