@@ -17,6 +17,7 @@ enum Id {
     Config,
     Daemonize,
     PidFile,
+    State,
 }
 
 /// A kind of part.
@@ -46,6 +47,7 @@ const OPTIONS: &[OptionSpec<Id>] = &[
     OptionSpec::long(Id::Part(Part::NbdServer), "nbd-server", Takes::Value),
     OptionSpec::long(Id::Part(Part::Object), "object", Takes::Value),
     OptionSpec::long(Id::PidFile, "pidfile", Takes::Value),
+    OptionSpec::long(Id::State, "state", Takes::Value),
 ];
 
 /// The options, as completions and manuals show them.
@@ -89,7 +91,9 @@ pub(super) struct Arguments {
     pub(super) pid_file: Option<String>,
     /// The file that says what is served.
     pub(super) config: Option<String>,
-    /// Only say what that file would do.
+    /// The file that has what was made at run time.
+    pub(super) state: Option<String>,
+    /// Only say what the file of `config` would do.
     pub(super) check: bool,
     /// What the caches of all images may take together.
     pub(super) cache_budget_bytes: Option<u64>,
@@ -110,6 +114,10 @@ impl Arguments {
                     return Err(Failure::message("--config can only be specified once"));
                 }
                 Id::Config => arguments.config = Some(text),
+                Id::State if arguments.state.is_some() => {
+                    return Err(Failure::message("--state can only be specified once"));
+                }
+                Id::State => arguments.state = Some(text),
                 Id::Daemonize => arguments.daemonize = true,
                 Id::PidFile if arguments.pid_file.is_some() => {
                     return Err(Failure::message("--pidfile can only be specified once"));
@@ -218,6 +226,8 @@ Values may be JSON objects as well.
 How to run:
   --config FILE              disks and exports as a file describes them (TOML); SIGHUP reads
                              it again and changes only what is different
+  --state FILE               keep what clients of monitors have made in FILE, and bring it
+                             back at the next start
   --check                    say what --config would do, and end
   --cache-budget SIZE        what the caches of all images may take together (K, M, G)
   --daemonize                go to the background once everything is there

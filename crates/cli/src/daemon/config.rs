@@ -1,12 +1,13 @@
 //! `--config FILE`: what the file says comes into force at the start, and its changes on SIGHUP.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use futures_util::lock::Mutex;
 use vellum_control::daemon::config::{
-    Applied, Config, InForce, Mistake, Monitor, OnError, PartKind, Parts, plan,
+    Applied, Config, InForce, Mistake, Monitor, OnError, PartKey, PartKind, Parts, plan,
 };
 use vellum_control::{Options, Scalar};
 use vellum_io::spawn;
@@ -66,22 +67,55 @@ impl ConfigFile {
         format!("{}:{line}", self.path.display())
     }
 
-    /// Brings the file into force.
+    /// What it says at the start.
+    pub(super) fn parts(&self) -> &Parts {
+        &self.first.parts
+    }
+
+    /// The names of the parts that are in force.
+    pub(super) async fn names(&self) -> Vec<PartKey> {
+        self.in_force.lock().await.parts().keys().cloned().collect()
+    }
+
+    /// Brings the file into force, but for its exports.
     ///
     /// # Errors
     /// If part of it could not be made, unless the file says that the others are served then.
     pub(super) async fn start(&self, program: &Program) -> Result<(), Failure> {
         self.add_monitors(program, &self.first).await?;
+        let disks = self.first.parts.without(PartKind::Export);
+        self.bring(program, &disks, &BTreeMap::new()).await
+    }
+
+    /// Brings its exports into force. Those of disks that `remembered` names show the node there.
+    ///
+    /// # Errors
+    /// As [`ConfigFile::start`].
+    pub(super) async fn start_exports(
+        &self,
+        program: &Program,
+        remembered: &BTreeMap<String, String>,
+    ) -> Result<(), Failure> {
+        self.bring(program, &self.first.parts, remembered).await?;
+        self.take_left_sockets(program).await
+    }
+
+    async fn bring(
+        &self,
+        program: &Program,
+        parts: &Parts,
+        remembered: &BTreeMap<String, String>,
+    ) -> Result<(), Failure> {
         let mut in_force = self.in_force.lock().await;
         let applied = in_force
-            .become_as(&program.daemon, &self.first.parts, &self.path)
+            .become_as(&program.daemon, parts, &self.path, remembered)
             .await;
         drop(in_force);
         if let (OnError::Stop, Some(first)) = (self.first.on_error, applied.mistakes.first()) {
             return Err(failure(first));
         }
         self.tell(&applied);
-        self.take_left_sockets(program).await
+        Ok(())
     }
 
     /// Adds the monitors that are not there yet.
@@ -152,10 +186,14 @@ impl ConfigFile {
                 }
                 let mut in_force = self.in_force.lock().await;
                 let applied = in_force
-                    .become_as(&program.daemon, &config.parts, &self.path)
+                    .become_as(&program.daemon, &config.parts, &self.path, &BTreeMap::new())
                     .await;
                 drop(in_force);
                 self.tell(&applied);
+                let noted = program.daemon.note_config(self.names().await).await;
+                if let Err(error) = noted {
+                    report::error(report::error_text(&error));
+                }
                 service::ready(&self.status(&applied).await);
             }
         }

@@ -12,6 +12,7 @@ mod arguments;
 mod config;
 mod part_help;
 mod service;
+mod state;
 
 use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
@@ -27,6 +28,7 @@ use crate::version::version;
 use crate::{hint, report, trace};
 use arguments::{Action, Arguments, Item, Part};
 use config::ConfigFile;
+use state::StateFile;
 
 pub use arguments::{help, options};
 
@@ -63,6 +65,8 @@ fn start(arguments: Arguments) -> Result<(), Failure> {
     // Before the user's terminal is left.
     let config = arguments.config.as_deref().map(ConfigFile::read);
     let config = config.transpose()?;
+    let state = arguments.state.as_deref().map(StateFile::read);
+    let state = state.transpose()?;
     if let (true, Some(config)) = (arguments.check, &config) {
         report::print(config.describe());
         return Ok(());
@@ -78,7 +82,7 @@ fn start(arguments: Arguments) -> Result<(), Failure> {
             Some(server::catch_these(&[libc::SIGHUP])?),
         ),
     };
-    let program = Rc::new(Program::new(&arguments, config));
+    let program = Rc::new(Program::new(&arguments, config, state));
     lane::block_on(async {
         let stop = program.daemon.stop.clone();
         drop(spawn(server::stop_on_signal(ending, stop)));
@@ -109,11 +113,10 @@ async fn run(
         };
         made.map_err(|failure| failure.with_prefix(item))?;
     }
-    if let Some(config) = &program.config {
-        match program.daemon.stop.or_give_up(config.start(program)).await {
-            Some(started) => started?,
-            None => return Ok(()),
-        }
+    let brought = program.daemon.stop.or_give_up(state::bring_all(program));
+    match brought.await {
+        Some(brought) => brought?,
+        None => return Ok(()),
     }
     // Before anybody is told that it has started: what it takes then is what it will take.
     program::discard_startup_pages();
@@ -153,16 +156,18 @@ struct Program {
     pid_file_written: Cell<bool>,
     /// The file that says what there is, beside the command line.
     config: Option<ConfigFile>,
+    /// What was made at run time.
+    state: Option<StateFile>,
 }
 
 impl Program {
-    fn new(arguments: &Arguments, config: Option<ConfigFile>) -> Program {
+    fn new(arguments: &Arguments, config: Option<ConfigFile>, state: Option<StateFile>) -> Program {
         // Nobody else could change anything.
         let monitored = arguments
             .items
             .iter()
             .any(|item| item.part == Part::Monitor);
-        let nodes = match monitored || config.is_some() {
+        let nodes = match monitored || config.is_some() || state.is_some() {
             true => Nodes::live(),
             false => Nodes::sharing(),
         };
@@ -175,6 +180,7 @@ impl Program {
             monitors: RefCell::default(),
             pid_file_written: Cell::new(false),
             config,
+            state,
         }
     }
 

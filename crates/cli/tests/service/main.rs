@@ -1,6 +1,10 @@
 //! `vellum daemon` as a service: a configuration that is read again, what systemd is told, sockets
-//! that it hands over.
+//! that it hands over, and what comes back when it is started again.
 
 mod config;
+#[path = "../../../export/tests/vhost_user_blk/guest.rs"]
+mod guest;
 mod place;
+mod state;
 mod systemd;
+mod upgrade;

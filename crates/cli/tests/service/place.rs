@@ -239,7 +239,7 @@ impl Client {
     }
 
     pub fn must(&mut self, command: &str, arguments: Value) -> Value {
-        let mut answer = self.try_ask(command, arguments).expect("an answer");
+        let mut answer = self.ask(command, arguments).expect("an answer");
         assert!(answer.get("return").is_some(), "{command}: {answer}");
         answer["return"].take()
     }

@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::place::{Client, Place, VELLUM};
 
 const CONFIG: &str = "[daemon]\nmonitors = ['qmp.sock']\nnbd = { path = 'nbd.sock' }\n\
-    [[disk]]\nname = 'a'\nimage = 'a'\nformat = 'qcow2'\n[[disk.export]]\ntype = 'nbd'\n";
+    [[disk]]\nname = 'a'\nimage = 'a'\nformat = 'qcow2'\n[[disk.export]]\ntype = 'nbd'\nname = 'a'\nwritable = true\n";
 
 #[test]
 fn the_manager_is_told_of_every_step() {
@@ -94,7 +94,7 @@ fn sockets_are_taken_over_by_their_names() {
     client.must("blockdev-add", node);
     client.must(
         "block-export-add",
-        json!({"type": "nbd", "id": "a", "node-name": "a"}),
+        json!({"type": "nbd", "id": "a", "node-name": "a", "writable": true}),
     );
     place.io("a", &["read 0 4k"]);
     assert!(

@@ -22,6 +22,7 @@ mod notices;
 mod objects;
 mod schema;
 mod server;
+mod state;
 
 use std::cell::RefCell;
 use std::pin::pin;
@@ -48,6 +49,7 @@ use objects::Objects;
 pub use objects::object_help;
 use schema::check::{Notation, check_blockdev};
 pub use server::{Notice, Server, ServerEnvironment};
+pub use state::SavedState;
 
 /// Why something cannot be: what the user should read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,6 +109,8 @@ pub struct Daemon {
     pub ended: Stop,
     /// Those of `parts`, for whoever cannot wait for these.
     nodes: Nodes,
+    /// What a state file is written from.
+    state: state::Recorder,
 }
 
 /// So long is a server waited for that does not answer while the daemon ends: less than what
@@ -126,6 +130,7 @@ impl Daemon {
                 nodes,
                 objects: Objects::default(),
                 server: None,
+                server_options: None,
                 exports: export::ServerExports::default(),
                 events: events.clone(),
                 notices,
@@ -137,6 +142,7 @@ impl Daemon {
             events,
             stop: Stop::new(),
             ended: Stop::new(),
+            state: state::Recorder::default(),
         })
     }
 
@@ -245,6 +251,8 @@ pub struct DaemonState {
     pub nodes: Nodes,
     objects: Objects,
     server: Option<Server>,
+    /// The options that the server was started with.
+    server_options: Option<serde_json::Value>,
     exports: export::ServerExports,
     events: Events,
     notices: Notices,
@@ -272,8 +280,19 @@ impl DaemonState {
         if self.server.is_some() {
             return Err(message("NBD server already running"));
         }
+        let told = options.to_json();
         self.server = Some(server::listen(options, &self.environment)?);
+        self.server_options = Some(told);
         Ok(())
+    }
+
+    /// The options of the server, unless it is on a socket that somebody else has made.
+    fn server_options(&self) -> Option<&serde_json::Value> {
+        let options = self
+            .server_options
+            .as_ref()
+            .filter(|_| self.server.is_some())?;
+        (options["addr"]["type"] != "fd").then_some(options)
     }
 
     /// Serves the clients that have come, and those that will.
@@ -299,13 +318,14 @@ impl DaemonState {
     /// # Errors
     /// In QEMU's words.
     pub async fn add_export(&mut self, options: Options) -> Result<(), Failure> {
+        let told = options.to_json();
         let wanted = export::Description::take(options, &self.objects.iothreads())?;
         let server = self.server.as_ref();
         let environment = &self.environment;
         let exports = &mut self.exports;
         let (id, node) = (wanted.id().to_owned(), wanted.node().to_owned());
         exports
-            .add(wanted, &self.nodes, server, environment)
+            .add(wanted, told, &self.nodes, server, environment)
             .await?;
         if let Some(accounting) = exports.accounting(&id) {
             accounting.on_failure(self.notices.of_export(&id, &node));

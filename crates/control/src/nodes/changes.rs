@@ -276,6 +276,10 @@ impl Nodes {
         if !mutants::is(Mutant::LeaveUnflushed) {
             self.flush(&held.node).await?;
         }
+        let note = self.before_leading.note(self, &held.node, name);
+        if let Some(note) = note {
+            note.await?;
+        }
         let ids = held.ids();
         let mut named = self.lock();
         if let Some(node) = named.nodes.get_mut(&held.node) {

@@ -18,8 +18,10 @@ mod borrowed;
 mod cache_budget;
 mod changes;
 mod describe;
+mod descriptions;
 mod filters;
 mod jobs;
+mod leading;
 mod named;
 mod names;
 mod node_table;
@@ -113,6 +115,7 @@ pub struct Nodes {
     servers: servers::Servers,
     /// What the caches of all images may take together.
     cache_budget: Option<Arc<CacheBudget>>,
+    before_leading: leading::BeforeLeading,
 }
 
 /// A use of a live node.

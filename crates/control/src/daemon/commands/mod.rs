@@ -225,7 +225,11 @@ pub async fn carry_out(daemon: &Rc<Daemon>, name: &str, arguments: Arguments) ->
         }
     }
     let outcome = match COMMANDS.iter().find(|(known, _)| *known == name) {
-        Some((_, command)) => command(daemon.clone(), arguments).await,
+        Some((known, command)) => {
+            let noted = daemon.state.prepare(known, &arguments);
+            let outcome = command(daemon.clone(), arguments).await;
+            daemon.record(noted, outcome).await
+        }
         None => Err(Failure::of(
             Class::CommandNotFound,
             format!("The command {name} has not been found"),

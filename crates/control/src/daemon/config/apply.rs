@@ -5,6 +5,7 @@
 //! that a client has put over its disk.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -42,16 +43,19 @@ impl InForce {
         &self.parts
     }
 
-    /// Brings other parts into force, which the file at `path` describes. Gives up between two
-    /// requests when the daemon ends.
+    /// Brings other parts into force, which the file at `path` describes. Exports of disks that
+    /// `remembered` names show the node there instead. Gives up between two requests when the daemon
+    /// ends.
     pub async fn become_as(
         &mut self,
         daemon: &Rc<Daemon>,
         wanted: &Parts,
-        path: &std::path::Path,
+        path: &Path,
+        remembered: &BTreeMap<String, String>,
     ) -> Applied {
         self.forget_gone(daemon).await;
         let mut shown = shown_instead(daemon, &self.parts).await;
+        shown.extend(remembered.clone());
         let steps = plan(&self.parts, wanted);
         let send = async |request: &ConfigRequest| {
             send(daemon, request, &shown).await?;

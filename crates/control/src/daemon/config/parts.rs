@@ -169,6 +169,13 @@ impl Parts {
         self.0.values().any(|part| part.needs.contains(key))
     }
 
+    /// All but those of a kind.
+    pub fn without(&self, kind: PartKind) -> Parts {
+        let mut others = self.clone();
+        others.0.retain(|key, _| key.kind != kind);
+        others
+    }
+
     /// The names of all, in the order of kinds.
     pub fn keys(&self) -> impl Iterator<Item = &PartKey> {
         self.0.keys()

@@ -9,6 +9,7 @@ mod vhost_user_blk;
 use std::path::Path;
 use std::sync::Arc;
 
+use serde_json::{Value, json};
 use tracing::trace;
 
 use crate::nodes::{User, unknown_node};
@@ -124,6 +125,8 @@ struct ExportEntry {
     served: Served,
     /// The bitmaps that it shows.
     bitmaps: Vec<BitmapUse>,
+    /// The options that it was made with.
+    told: Value,
 }
 
 /// A bitmap that an export shows: as long as it does, nobody changes it.
@@ -239,6 +242,15 @@ impl ServerExports {
         entries.chain(ending).collect()
     }
 
+    /// How to make all exports but those that end, and the nodes that they show.
+    pub(super) fn describe(&self, nodes: &Nodes) -> Value {
+        let described = self.entries.iter().map(|one| {
+            let node = shown(&one.node, one.joined, nodes);
+            json!({"options": one.told, "node": node})
+        });
+        described.collect()
+    }
+
     /// All exports but those that end, with what their clients have asked for.
     pub(super) fn accounted(&self, nodes: &Nodes) -> Vec<(ExportInfo, Arc<Accounting>)> {
         let entries = self.entries.iter();
@@ -257,6 +269,7 @@ impl ServerExports {
     pub(super) async fn add(
         &mut self,
         wanted: Description,
+        told: Value,
         nodes: &Nodes,
         server: Option<&Server>,
         environment: &ServerEnvironment,
@@ -317,6 +330,7 @@ impl ServerExports {
                     needs_active,
                     served,
                     bitmaps,
+                    told,
                 });
                 Ok(())
             }

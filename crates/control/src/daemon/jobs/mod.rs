@@ -456,6 +456,7 @@ async fn lead(daemon: Rc<Daemon>, job: Rc<Job>, mut work: impl Work) {
     work.leave().await;
     job.bitmap.take();
     drop(parts);
+    daemon.record_end(&job.settings.id).await;
     let mut described = job.describe_as_event();
     match &outcome {
         Ok(_) => trace!(name: "job_completed", job = job.settings.id),

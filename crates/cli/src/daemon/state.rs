@@ -1,0 +1,80 @@
+//! `--state FILE`: what clients of monitors have made comes back, beside what the command line and
+//! `--config` say, which count for what they name.
+//!
+//! Invariant: a file that is damaged, or of which something cannot be brought back, ends the start, and
+//! stays as it is. Jobs are no such things: one that cannot be begun anew is told of.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use vellum_control::daemon::config::Parts;
+use vellum_control::daemon::{Daemon, SavedState};
+
+use super::Program;
+use crate::report;
+use crate::server::Failure;
+
+/// A state file as it was at the start.
+#[derive(Debug)]
+pub(super) struct StateFile {
+    path: PathBuf,
+    saved: SavedState,
+}
+
+impl StateFile {
+    /// Reads a file; one that is not there is empty.
+    ///
+    /// # Errors
+    /// If it cannot be read, or is damaged.
+    pub(super) fn read(path: &str) -> Result<StateFile, Failure> {
+        let path = PathBuf::from(path);
+        let saved = Daemon::read_state(&path)?;
+        Ok(StateFile { path, saved })
+    }
+}
+
+/// Brings what files say into force: each thing after those that it stands on, whichever file has them.
+///
+/// # Errors
+/// If part of it could not be made.
+pub(super) async fn bring_all(program: &Rc<Program>) -> Result<(), Failure> {
+    let (daemon, none) = (&program.daemon, Parts::default());
+    let wanted = program
+        .config
+        .as_ref()
+        .map_or(&none, |config| config.parts());
+    let of_file = |state: &StateFile| {
+        let path = state.path.display().to_string();
+        move |failure| Failure::from(failure).with_prefix(path)
+    };
+    if let Some(state) = &program.state {
+        let restored = daemon.restore_objects(&state.saved, wanted).await;
+        restored.map_err(of_file(state))?;
+    }
+    if let Some(config) = &program.config {
+        config.start(program).await?;
+    }
+    if let Some(state) = &program.state {
+        let restored = daemon.restore_nodes(&state.saved, wanted).await;
+        restored.map_err(of_file(state))?;
+    }
+    if let Some(config) = &program.config {
+        let saved = program.state.as_ref().map(|state| &state.saved);
+        let remembered = saved.map(|saved| saved.shown_instead(wanted));
+        let remembered = remembered.unwrap_or_default();
+        config.start_exports(program, &remembered).await?;
+    }
+    let Some(state) = &program.state else {
+        return Ok(());
+    };
+    let restored = daemon.restore_exports(&state.saved, wanted).await;
+    restored.map_err(of_file(state))?;
+    for failure in daemon.restore_jobs(&state.saved).await {
+        report::error(format!("{}: {failure}", state.path.display()));
+    }
+    let names = match &program.config {
+        Some(config) => config.names().await,
+        None => Vec::new(),
+    };
+    Ok(daemon.keep_state(&state.path, names).await?)
+}

@@ -1,0 +1,288 @@
+//! `--state FILE`: what there is, so that a daemon that was killed comes back with it.
+//!
+//! After each command that may have changed something, before it is answered, and when a job ends,
+//! what there is is compared with what the file has, and written if it is another. The graph is told
+//! as it is ([`Nodes::descriptions`]); what nodes do not know (the arguments of objects, exports and
+//! jobs) is noted when the command succeeds.
+//!
+//! Invariants:
+//! - Users of a node go on with another one (a snapshot's overlay, the target of a mirror) only when
+//!   the file says so, and while they are held up: what they write from then on is found there.
+//! - A client is told that something is done when the file has it.
+//! - Nothing is written before everything was brought back, nor while the daemon ends.
+
+mod file;
+mod restore;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde_json::{Map, Value, json};
+use vellum::{Error, ErrorKind};
+use vellum_io::error::io_text;
+use vellum_jobs::job::Status;
+
+use super::config::PartKey;
+use super::{Daemon, DaemonState};
+use crate::Nodes;
+use crate::qmp::{Arguments, Failure, Outcome};
+use crate::throttle_groups;
+pub use restore::SavedState;
+
+/// Commands that begin jobs which can be begun anew.
+const JOBS: [&str; 6] = [
+    "block-commit",
+    "block-stream",
+    "blockdev-backup",
+    "blockdev-mirror",
+    "drive-backup",
+    "drive-mirror",
+];
+
+/// Writes the file; it may be asked from any lane.
+#[derive(Debug)]
+struct Keeper {
+    path: PathBuf,
+    /// What the file has.
+    written: Mutex<Value>,
+}
+
+impl Keeper {
+    /// Has the file say what there is.
+    async fn write(&self, content: Value) -> vellum::Result<()> {
+        if *self.written.lock() == content {
+            return Ok(());
+        }
+        let (path, text) = (self.path.clone(), content.clone());
+        let (sender, receiver) = futures_channel::oneshot::channel();
+        // A disk takes its time, and jobs and timers have none.
+        std::thread::spawn(move || {
+            // Who asked is there until it is answered.
+            let _ = sender.send(file::write(&path, &text));
+        });
+        let why = match receiver.await {
+            Ok(Ok(())) => {
+                *self.written.lock() = content;
+                return Ok(());
+            }
+            Ok(Err(error)) => io_text(&error),
+            Err(_) => "the thread that writes it has ended".to_owned(),
+        };
+        let text = format!(
+            "cannot write the state file '{}': {why}",
+            self.path.display()
+        );
+        Err(Error::new(ErrorKind::Io, "write the state", text))
+    }
+
+    /// Has the file say that the users of a node use another one.
+    fn lead(
+        self: Arc<Self>,
+        nodes: &Nodes,
+        (from, to): (&str, &str),
+    ) -> Pin<Box<dyn Future<Output = vellum::Result<()>> + Send>> {
+        let mut content = self.written.lock().clone();
+        content["nodes"] = described(nodes, Some((from, to)));
+        for export in content["exports"].as_array_mut().into_iter().flatten() {
+            if export["node"] == from {
+                export["node"] = json!(to);
+            }
+        }
+        // Begun anew it would have what is older written over what users go on with.
+        if let Some(jobs) = content["jobs"].as_array_mut() {
+            jobs.retain(|job| job["arguments"]["device"] != from || !moves_users(job));
+        }
+        Box::pin(async move { self.write(content).await })
+    }
+}
+
+/// Whether a job ends with its users on another node.
+fn moves_users(job: &Value) -> bool {
+    let command = job["command"].as_str().unwrap_or_default();
+    command.ends_with("mirror") || command.ends_with("commit")
+}
+
+fn described(nodes: &Nodes, led: Option<(&str, &str)>) -> Value {
+    let all = nodes.descriptions(led).into_iter();
+    all.map(|(_, description)| description).collect()
+}
+
+/// What a daemon keeps for the file.
+#[derive(Debug, Default)]
+pub(super) struct Recorder {
+    keeper: RefCell<Option<Arc<Keeper>>>,
+    /// The arguments of objects, by name.
+    objects: RefCell<BTreeMap<String, Value>>,
+    /// The commands of jobs, by id.
+    jobs: RefCell<BTreeMap<String, Value>>,
+    /// The names of the parts that a configuration has made.
+    config: RefCell<Vec<String>>,
+}
+
+/// What a command is to be noted as, if it succeeds.
+#[derive(Debug)]
+pub(super) struct Noted {
+    command: &'static str,
+    arguments: Value,
+}
+
+impl Recorder {
+    /// What there is to note of a command; `None` if nothing is kept, or it changes nothing.
+    pub(super) fn prepare(&self, command: &'static str, arguments: &Arguments) -> Option<Noted> {
+        self.keeper.borrow().as_ref()?;
+        let looks = [
+            "query-", "qom-get", "qom-list", "ringbuf-", "chardev-", "quit",
+        ];
+        if looks.iter().any(|start| command.starts_with(start)) {
+            return None;
+        }
+        let arguments = arguments.to_value();
+        Some(Noted { command, arguments })
+    }
+
+    fn note(&self, command: &str, arguments: &Value) {
+        let id = |key: &str| arguments[key].as_str().unwrap_or_default().to_owned();
+        match command {
+            // What is secret is not written; it has to come from a file, or anew.
+            "object-add" if arguments.get("data").is_none() => {
+                self.objects
+                    .borrow_mut()
+                    .insert(id("id"), arguments.clone());
+            }
+            "object-del" => drop(self.objects.borrow_mut().remove(&id("id"))),
+            "transaction" => {
+                for action in arguments["actions"].as_array().into_iter().flatten() {
+                    self.note(action["type"].as_str().unwrap_or_default(), &action["data"]);
+                }
+            }
+            command if JOBS.contains(&command) => {
+                let job = restore::begun_anew(command, arguments);
+                self.jobs.borrow_mut().insert(id("job-id"), job);
+            }
+            _ => {}
+        }
+    }
+
+    /// What there is.
+    fn describe(&self, state: &DaemonState) -> Value {
+        let objects = self.objects.borrow();
+        let objects = objects.iter().map(|(id, arguments)| {
+            let mut arguments = arguments.clone();
+            if let Ok(limits) = throttle_groups::get(id, throttle_groups::LIMITS) {
+                arguments = json!({"qom-type": throttle_groups::TYPE, "id": id, "limits": limits});
+            }
+            arguments
+        });
+        json!({
+            "objects": objects.collect::<Vec<_>>(),
+            "server": state.server_options(),
+            "nodes": described(&state.nodes, None),
+            "exports": state.exports.describe(&state.nodes),
+            "jobs": self.jobs.borrow().values().collect::<Vec<_>>(),
+            "config": *self.config.borrow(),
+        })
+    }
+}
+
+impl Daemon {
+    /// Reads a state file; one that is not there is empty.
+    ///
+    /// # Errors
+    /// If it cannot be read, or is damaged.
+    pub fn read_state(path: &Path) -> Result<SavedState, super::Failure> {
+        let content = file::read(path).map_err(super::Failure)?;
+        SavedState::of(content.unwrap_or_else(|| json!({})))
+            .map_err(|why| super::Failure(format!("the state file '{}': {why}", path.display())))
+    }
+
+    /// Begins to keep a state file: from now on it says what there is.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub async fn keep_state(
+        self: &Rc<Self>,
+        path: &Path,
+        config: Vec<PartKey>,
+    ) -> vellum::Result<()> {
+        let keeper = Arc::new(Keeper {
+            path: path.to_owned(),
+            written: Mutex::new(Value::Null),
+        });
+        self.state.keeper.replace(Some(keeper.clone()));
+        self.nodes
+            .before_leading(move |nodes, from, to| keeper.clone().lead(nodes, (from, to)));
+        self.note_config(config).await
+    }
+
+    /// Notes which parts are there because a configuration says so.
+    ///
+    /// # Errors
+    /// If the state file cannot be written.
+    pub async fn note_config(&self, parts: Vec<PartKey>) -> vellum::Result<()> {
+        let names = parts.iter().map(PartKey::to_string).collect();
+        self.state.config.replace(names);
+        self.write_state().await
+    }
+
+    /// Has the state file, if there is one, say what there is.
+    async fn write_state(&self) -> vellum::Result<()> {
+        let keeper = self.state.keeper.borrow().clone();
+        let Some(keeper) = keeper else {
+            return Ok(());
+        };
+        let parts = self.parts.lock().await;
+        if self.stop.is_requested() {
+            // What ends is to come back.
+            return Ok(());
+        }
+        keeper.write(self.state.describe(&parts)).await
+    }
+
+    /// Has the state file say what a command has done, before that is answered.
+    pub(super) async fn record(&self, noted: Option<Noted>, outcome: Outcome) -> Outcome {
+        let Some(Noted { command, arguments }) = noted else {
+            return outcome;
+        };
+        if outcome.is_ok() {
+            self.state.note(command, &arguments);
+            // One of a transaction may be over by now.
+            let is_there = |id: &str| {
+                let job = self.jobs.find(id);
+                job.is_some_and(|job| !matches!(job.status(), Status::Concluded | Status::Null))
+            };
+            self.state.jobs.borrow_mut().retain(|id, _| is_there(id));
+        }
+        match (self.write_state().await, outcome) {
+            (Err(error), Ok(_)) => Err(Failure::new(format!(
+                "This is done, but would be lost with the daemon: {}",
+                crate::error_text(&error)
+            ))),
+            (_, outcome) => outcome,
+        }
+    }
+
+    /// Has the state file say that a job is over.
+    pub(super) async fn record_end(&self, job: &str) {
+        if self.stop.is_requested() {
+            return;
+        }
+        self.state.jobs.borrow_mut().remove(job);
+        if let Err(error) = self.write_state().await {
+            let tell = self.parts.lock().await.environment.tell;
+            tell(super::Notice::Error(crate::error_text(&error)));
+        }
+    }
+}
+
+/// The members of an object.
+fn members(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(members) => members,
+        _ => Map::new(),
+    }
+}

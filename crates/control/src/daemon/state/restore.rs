@@ -1,0 +1,271 @@
+//! What a state file says, and how it comes back.
+//!
+//! What a command line or a configuration names is made by these, and not a second time: a node, an
+//! object or an export of that name stays as it is. What a configuration had made and names no more is
+//! not brought back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use serde_json::{Map, Value, json};
+
+use super::members;
+use crate::daemon::commands::object_type;
+use crate::daemon::config::{PartKey, PartKind, Parts};
+use crate::daemon::{Daemon, Failure, carry_out, message};
+use crate::options::Options;
+use crate::qmp::Arguments;
+
+/// What a state file says.
+#[derive(Debug, Default)]
+pub struct SavedState {
+    objects: Vec<Map<String, Value>>,
+    server: Option<Map<String, Value>>,
+    nodes: Vec<Map<String, Value>>,
+    exports: Vec<SavedExport>,
+    jobs: Vec<SavedJob>,
+    /// The names of the parts that a configuration had made.
+    config: BTreeSet<String>,
+}
+
+#[derive(Debug)]
+struct SavedExport {
+    id: String,
+    options: Map<String, Value>,
+    /// The node that it showed.
+    node: String,
+}
+
+#[derive(Debug)]
+struct SavedJob {
+    id: String,
+    command: String,
+    arguments: Map<String, Value>,
+}
+
+fn objects_of(content: &mut Value, key: &str) -> Result<Vec<Map<String, Value>>, String> {
+    let wrong = || format!("'{key}' is no list of objects");
+    match content[key].take() {
+        Value::Null => Ok(Vec::new()),
+        Value::Array(items) => {
+            let objects = items.into_iter().map(|item| match item {
+                Value::Object(members) => Ok(members),
+                _ => Err(wrong()),
+            });
+            objects.collect()
+        }
+        _ => Err(wrong()),
+    }
+}
+
+fn text(object: &Map<String, Value>, key: &str) -> Result<String, String> {
+    let found = object.get(key).and_then(Value::as_str).map(str::to_owned);
+    found.ok_or_else(|| format!("'{key}' is missing"))
+}
+
+/// The request that begins a job anew: what it made is there.
+pub(super) fn begun_anew(command: &str, arguments: &Value) -> Value {
+    let mut arguments = arguments.clone();
+    if command.starts_with("drive-") {
+        arguments["mode"] = json!("existing");
+    }
+    json!({"command": command, "arguments": arguments})
+}
+
+impl SavedState {
+    pub(super) fn of(mut content: Value) -> Result<SavedState, String> {
+        let objects = objects_of(&mut content, "objects")?;
+        let nodes = objects_of(&mut content, "nodes")?;
+        let mut exports = Vec::new();
+        for mut export in objects_of(&mut content, "exports")? {
+            let options = members(
+                export
+                    .get_mut("options")
+                    .map(Value::take)
+                    .unwrap_or_default(),
+            );
+            exports.push(SavedExport {
+                id: text(&options, "id")?,
+                node: text(&export, "node")?,
+                options,
+            });
+        }
+        let mut jobs = Vec::new();
+        for mut job in objects_of(&mut content, "jobs")? {
+            let arguments = members(
+                job.get_mut("arguments")
+                    .map(Value::take)
+                    .unwrap_or_default(),
+            );
+            jobs.push(SavedJob {
+                id: text(&arguments, "job-id")?,
+                command: text(&job, "command")?,
+                arguments,
+            });
+        }
+        let config = content["config"].as_array().into_iter().flatten();
+        let config = config
+            .filter_map(|name| name.as_str().map(str::to_owned))
+            .collect();
+        Ok(SavedState {
+            objects,
+            server: match content["server"].take() {
+                Value::Object(members) => Some(members),
+                _ => None,
+            },
+            nodes,
+            exports,
+            jobs,
+            config,
+        })
+    }
+
+    /// Whether a part was made at run time, and is not wanted by a configuration now.
+    fn is_own(&self, kind: PartKind, name: &str, wanted: &Parts) -> bool {
+        let key = PartKey::new(kind, name);
+        !self.config.contains(&key.to_string()) && wanted.get(&key).is_none()
+    }
+
+    /// Whether a node is there only for a job that writes to it.
+    fn is_target_only(&self, name: &str) -> bool {
+        let is_name = |value: Option<&Value>| value.and_then(Value::as_str) == Some(name);
+        let mut jobs = self.jobs.iter().map(|job| &job.arguments);
+        jobs.any(|arguments| is_name(arguments.get("target")))
+            && !self.exports.iter().any(|export| export.node == name)
+            && !self.nodes.iter().any(|node| is_name(node.get("backing")))
+    }
+
+    /// The nodes that the exports of some disks showed instead of these.
+    pub fn shown_instead(&self, wanted: &Parts) -> BTreeMap<String, String> {
+        let instead = self.exports.iter().filter_map(|export| {
+            let part = wanted.get(&PartKey::new(PartKind::Export, &*export.id))?;
+            let disk = part.arguments.get("node-name")?.as_str()?;
+            let made_for = export.options.get("node-name")?.as_str()?;
+            let is_there = self
+                .nodes
+                .iter()
+                .any(|node| node.get("node-name").and_then(Value::as_str) == Some(&*export.node));
+            let is_other = disk == made_for && export.node != disk && is_there;
+            is_other.then(|| (disk.to_owned(), export.node.clone()))
+        });
+        instead.collect()
+    }
+}
+
+impl Daemon {
+    /// Brings objects back, and the NBD server, unless `wanted` has them.
+    ///
+    /// # Errors
+    /// For the first that cannot be made.
+    pub async fn restore_objects(&self, saved: &SavedState, wanted: &Parts) -> Result<(), Failure> {
+        let mut state = self.parts.lock().await;
+        for object in &saved.objects {
+            let id = text(object, "id").map_err(message)?;
+            let own = [PartKind::Secret, PartKind::Throttle];
+            let is_own = own.iter().all(|kind| saved.is_own(*kind, &id, wanted));
+            if is_own && object_type(&state, &id).is_none() {
+                state.add_object(Options::from_object(object.clone())?)?;
+            }
+            self.state
+                .objects
+                .borrow_mut()
+                .insert(id, Value::Object(object.clone()));
+        }
+        if let Some(server) = &saved.server
+            && saved.is_own(PartKind::Server, "", wanted)
+            && state.server.is_none()
+        {
+            state.add_server(Options::from_object(server.clone())?)?;
+        }
+        Ok(())
+    }
+
+    /// Brings nodes back that `wanted` has not. Those of `wanted` on which one of them stands are only
+    /// read, as they were before.
+    ///
+    /// # Errors
+    /// For the first that cannot be opened; says which.
+    pub async fn restore_nodes(&self, saved: &SavedState, wanted: &Parts) -> Result<(), Failure> {
+        let state = self.parts.lock().await;
+        for node in &saved.nodes {
+            let name = text(node, "node-name").map_err(message)?;
+            if !saved.is_own(PartKind::Disk, &name, wanted) || state.nodes.contains(&name) {
+                continue;
+            }
+            let below = node.get("backing").and_then(Value::as_str);
+            let added = state.nodes.add(Options::from_object(node.clone())?).await;
+            if let Err(error) = added {
+                if saved.is_target_only(&name) {
+                    // Its job tells that it is gone.
+                    continue;
+                }
+                let why = crate::error_text(&error);
+                let text = format!("cannot bring the node '{name}' back: {why}");
+                return Err(message(text));
+            }
+            if let Some(below) = below.filter(|below| !saved.is_own(PartKind::Disk, below, wanted))
+            {
+                state.nodes.stop_writing(below).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings exports back that `wanted` has not.
+    ///
+    /// # Errors
+    /// For the first that cannot be made; says which.
+    pub async fn restore_exports(&self, saved: &SavedState, wanted: &Parts) -> Result<(), Failure> {
+        let mut state = self.parts.lock().await;
+        for export in &saved.exports {
+            let id = &export.id;
+            let is_there = state.exports.accounting(id).is_some();
+            if is_there || !saved.is_own(PartKind::Export, id, wanted) {
+                continue;
+            }
+            let mut options = Options::from_object(export.options.clone())?;
+            options.set_text("node-name", &*export.node);
+            let added = state.add_export(options).await;
+            added.map_err(|Failure(why)| {
+                message(format!("cannot bring the export '{id}' back: {why}"))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Begins jobs anew. One that cannot be begun is an event, which the first client hears, and a
+    /// line.
+    pub async fn restore_jobs(self: &Rc<Self>, saved: &SavedState) -> Vec<String> {
+        let mut failures = Vec::new();
+        for SavedJob {
+            id,
+            command,
+            arguments,
+        } in &saved.jobs
+        {
+            let known = super::JOBS.iter().find(|known| **known == command.as_str());
+            let begun = match known {
+                Some(command) => {
+                    let begun = carry_out(self, command, Arguments::new(arguments.clone())).await;
+                    begun.map_err(|failure| failure.text)
+                }
+                None => Err(format!("'{command}' begins no job")),
+            };
+            match begun {
+                Ok(_) => {
+                    let value = Value::Object(arguments.clone());
+                    self.state.note(known.copied().unwrap_or_default(), &value);
+                }
+                Err(why) => {
+                    let kind = command.rsplit('-').next().unwrap_or_default();
+                    let data = json!({
+                        "type": kind, "device": id, "len": 0, "offset": 0, "speed": 0, "error": why,
+                    });
+                    self.events.emit_for_first("BLOCK_JOB_COMPLETED", data);
+                    failures.push(format!("the job '{id}' cannot be begun anew: {why}"));
+                }
+            }
+        }
+        failures
+    }
+}
