@@ -63,6 +63,9 @@ const NEEDS: &[Need] = &[
     need(Probe::Program("strace"), "strace"),
     need(Probe::Program("tc"), "iproute2"),
     need(Probe::Program("minisign"), "minisign"),
+    // The daemon's units, and sockets that are handed over.
+    need(Probe::Program("systemd-analyze"), "systemd"),
+    need(Probe::Program("systemd-socket-activate"), "systemd"),
     // Files on a web server, and QEMU's driver for them beside ours.
     need(Probe::Program("nginx"), "nginx-light"),
     need(Probe::Program("openssl"), "openssl"),

@@ -3,11 +3,14 @@
 //! The program is `/usr/bin/vellum`. The names of QEMU's programs are alternatives that
 //! lead to it, so that another package may offer them as well; Debian's `qemu-utils`, which
 //! has files by these names, cannot be there at the same time, and what depends on it is
-//! satisfied. Manuals and completions are those that the program writes itself.
+//! satisfied. Manuals and completions are those that the program writes itself. The daemon as a service
+//! is in `service.rs`.
 //!
 //! `--check ROOT` installs the package into a Debian system below ROOT (made by
 //! `debootstrap --variant=minbase`) and runs scripts of real use in it. A real qemu-utils
 //! that is there makes way, as it would elsewhere.
+
+mod service;
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -75,6 +78,7 @@ fn build(workspace: &Workspace, program: &Path) -> Result<PathBuf> {
     manuals(program, &tree)?;
     completions(program, &tree)?;
     documents(workspace, &tree)?;
+    service::install(workspace, &tree)?;
     let version = version(workspace)?;
     let architecture = process::output(Command::new("dpkg").arg("--print-architecture"))?;
     let architecture = architecture.trim();
@@ -196,6 +200,7 @@ fn control(tree: &Path, program: &Path, version: &str, architecture: &str) -> Re
         size_kib(tree)?
     );
     write(&folder.join("control"), &text)?;
+    write(&folder.join("conffiles"), service::CONFFILES)?;
     let scripts = [("postinst", after_install()), ("prerm", before_removal())];
     for (name, text) in scripts {
         write(&folder.join(name), &text)?;
@@ -213,7 +218,7 @@ fn after_install() -> String {
              /usr/share/man/man1/vellum-{name}.1.gz\n"
         ));
     }
-    text + "fi\n"
+    text + service::AFTER_INSTALL + "fi\n"
 }
 
 fn before_removal() -> String {
@@ -223,7 +228,7 @@ fn before_removal() -> String {
             "    update-alternatives --quiet --remove {name} /usr/lib/vellum/bin/{name}\n"
         ));
     }
-    text + "fi\n"
+    text + service::BEFORE_REMOVAL + "fi\n"
 }
 
 /// The packages of the libraries that the program is linked with.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use futures_util::lock::Mutex;
 use vellum_control::daemon::config::{
-    Applied, Config, InForce, Mistake, Monitor, OnError, PartKey, PartKind, Parts, plan,
+    Applied, Config, InForce, Mistake, Monitor, OnError, PartKind, Parts, plan,
 };
 use vellum_control::{Options, Scalar};
 use vellum_io::spawn;
@@ -72,9 +72,9 @@ impl ConfigFile {
         &self.first.parts
     }
 
-    /// The names of the parts that are in force.
-    pub(super) async fn names(&self) -> Vec<PartKey> {
-        self.in_force.lock().await.parts().keys().cloned().collect()
+    /// The parts that are in force.
+    pub(super) async fn parts_in_force(&self) -> Parts {
+        self.in_force.lock().await.parts().clone()
     }
 
     /// Brings the file into force, but for its exports.
@@ -190,7 +190,10 @@ impl ConfigFile {
                     .await;
                 drop(in_force);
                 self.tell(&applied);
-                let noted = program.daemon.note_config(self.names().await).await;
+                let noted = program
+                    .daemon
+                    .note_config(&self.parts_in_force().await)
+                    .await;
                 if let Err(error) = noted {
                     report::error(report::error_text(&error));
                 }

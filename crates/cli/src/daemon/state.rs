@@ -72,9 +72,9 @@ pub(super) async fn bring_all(program: &Rc<Program>) -> Result<(), Failure> {
     for failure in daemon.restore_jobs(&state.saved).await {
         report::error(format!("{}: {failure}", state.path.display()));
     }
-    let names = match &program.config {
-        Some(config) => config.names().await,
-        None => Vec::new(),
+    let parts = match &program.config {
+        Some(config) => config.parts_in_force().await,
+        None => none,
     };
-    Ok(daemon.keep_state(&state.path, names).await?)
+    Ok(daemon.keep_state(&state.path, &parts).await?)
 }

@@ -168,6 +168,12 @@ impl Service {
         assert_eq!(status.code(), Some(0), "{}", self.log());
     }
 
+    /// Waits for an end that somebody else has asked for.
+    pub fn wait(mut self) {
+        let status = self.child.wait().expect("a child");
+        assert_eq!(status.code(), Some(0), "{}", self.log());
+    }
+
     /// Ends it as a lack of memory does.
     pub fn kill(mut self) {
         self.child.kill().expect("a child");
@@ -223,12 +229,16 @@ impl Client {
         Some(serde_json::from_str(&line).expect("JSON"))
     }
 
-    /// The answer to a request; `None` if the daemon is gone before.
-    pub fn try_ask(&mut self, command: &str, arguments: Value) -> Option<Value> {
+    /// Asks for something, whatever the answer will be.
+    pub fn send(&mut self, command: &str, arguments: Value) {
         let request = json!({"execute": command, "arguments": arguments});
-        self.stream
-            .write_all(format!("{request}\n").as_bytes())
-            .ok()?;
+        let sent = self.stream.write_all(format!("{request}\n").as_bytes());
+        sent.expect("it listens");
+    }
+
+    /// The answer to a request.
+    fn ask(&mut self, command: &str, arguments: Value) -> Option<Value> {
+        self.send(command, arguments);
         loop {
             let message = self.next()?;
             if message.get("event").is_none() {

@@ -1,5 +1,7 @@
 //! What systemd is told, and what it hands over.
 
+use std::collections::BTreeSet;
+
 use serde_json::json;
 
 use crate::place::{Client, Place, VELLUM};
@@ -103,4 +105,102 @@ fn sockets_are_taken_over_by_their_names() {
         service.log()
     );
     client.must("quit", json!({}));
+}
+
+/// A file of `packaging/`.
+fn packaged(name: &str) -> String {
+    let path = format!("{}/../../packaging/{name}", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(path).expect("it is packaged")
+}
+
+#[test]
+fn the_units_are_understood_and_confine_the_daemon() {
+    let place = Place::new();
+    // The check wants the programs there.
+    place.write(
+        "vellum.service",
+        &packaged("vellum.service").replace("/usr/bin/vellum", VELLUM),
+    );
+    place.write("vellum.socket", &packaged("vellum.socket"));
+    let words = ["verify", "--man=no", "./vellum.service", "./vellum.socket"];
+    let output = place.output("systemd-analyze", &words);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.is_empty(), "{said}");
+    // 17 of 100, of which 5 are the network.
+    let words = [
+        "security",
+        "--offline=yes",
+        "--no-pager",
+        "--threshold=20",
+        "./vellum.service",
+    ];
+    place.must("systemd-analyze", &words);
+}
+
+/// The system calls that the unit's filter lets through.
+fn allowed_calls(place: &Place) -> BTreeSet<String> {
+    let unit = packaged("vellum.service");
+    let filters = unit
+        .lines()
+        .filter_map(|line| line.strip_prefix("SystemCallFilter="));
+    let (mut allowed, mut refused) = (BTreeSet::new(), BTreeSet::new());
+    for filter in filters {
+        let (filter, into) = match filter.strip_prefix('~') {
+            Some(filter) => (filter, &mut refused),
+            None => (filter, &mut allowed),
+        };
+        let mut sets: Vec<String> = filter.split_whitespace().map(str::to_owned).collect();
+        while let Some(set) = sets.pop() {
+            let listed = place.must("systemd-analyze", &["syscall-filter", "--no-pager", &set]);
+            let members = listed.lines().skip(1).map(str::trim);
+            for member in members.filter(|member| !member.starts_with('#')) {
+                match member.starts_with('@') {
+                    true => sets.push(member.to_owned()),
+                    false => drop(into.insert(member.to_owned())),
+                }
+            }
+        }
+    }
+    allowed.difference(&refused).cloned().collect()
+}
+
+#[test]
+fn the_filter_of_system_calls_lets_the_daemon_work() {
+    let place = Place::new();
+    place.write("disks.toml", CONFIG);
+    let program = ["strace", "-f", "-qq", "-o", "calls", VELLUM, "daemon"];
+    let words = ["--config", "disks.toml", "--state", "state"];
+    let service = place.start_as(&program, &words, &[("WATCHDOG_USEC", "1000000")]);
+    service.wait_told("READY=1");
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    let snapshot = json!({
+        "node-name": "a", "snapshot-file": "over", "snapshot-node-name": "over",
+        "format": "qcow2",
+    });
+    client.must("blockdev-snapshot-sync", snapshot);
+    place.io(
+        "a",
+        &["write 0 64k", "flush", "discard 0 64k", "read 0 64k"],
+    );
+    client.must("block-stream", json!({"job-id": "j", "device": "over"}));
+    client.event("BLOCK_JOB_COMPLETED");
+    client.must("quit", json!({}));
+    drop(client);
+    service.wait();
+    let allowed = allowed_calls(&place);
+    let text = std::fs::read_to_string(place.path("calls")).expect("a trace");
+    let made: BTreeSet<&str> = text
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(1)?.split_once('('))
+        .map(|(name, _)| name)
+        .collect();
+    assert!(
+        made.contains("io_uring_enter") && made.len() > 30,
+        "{made:?}"
+    );
+    let refused: Vec<&&str> = made
+        .iter()
+        .filter(|name| !allowed.contains(**name))
+        .collect();
+    assert!(refused.is_empty(), "{refused:?}");
 }

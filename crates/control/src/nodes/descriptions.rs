@@ -5,19 +5,20 @@
 
 use serde_json::Value;
 
-use super::{MADE_UP, NamedNode, Nodes};
+use super::{MADE_UP, NamedNode, Nodes, Use, User};
 use crate::options::{Options, Scalar};
 
 impl Nodes {
-    /// How to make the nodes that were asked for, by `blockdev-add`, each after those that it stands
-    /// on. With `led`, the users of the first node are told of as users of the second one.
+    /// How to make the nodes that have names, by `blockdev-add`, each after those that it stands on.
+    /// What was described with the node above it, and is used by that alone, still is. With `led`, the users of the first node are told of as users of the second one.
     ///
     /// Nodes without a name that somebody gave them, and what jobs have put in front of others, are
     /// left out.
     pub fn descriptions(&self, led: Option<(&str, &str)>) -> Vec<(String, Value)> {
         let named = self.lock();
-        let roots = named.roots.iter().filter(|name| !name.starts_with(MADE_UP));
-        let mut names = named.top_down(roots.cloned().collect());
+        let own = named.nodes.keys().filter(|name| !name.starts_with(MADE_UP));
+        let own = own.filter(|name| !named.is_inside(name, led));
+        let mut names = named.top_down(own.cloned().collect());
         names.reverse();
         let describe = |name: String| {
             let mut options = named.description(&name, led)?;
@@ -31,6 +32,25 @@ impl Nodes {
 }
 
 impl NamedNode {
+    /// The node that a use leads to.
+    fn led_to<'a>(&self, one: &'a Use, led: Option<(&'a str, &'a str)>) -> &'a str {
+        match (led, &one.user) {
+            (Some((from, to)), User::Node(user)) if one.node == from && user != to => to,
+            _ => &one.node,
+        }
+    }
+
+    /// Whether a node is described with the one above it.
+    fn is_inside(&self, name: &str, led: Option<(&str, &str)>) -> bool {
+        let users = self.uses.iter().filter(|one| self.led_to(one, led) == name);
+        let mut above = users.filter_map(|one| match &one.user {
+            User::Node(user) => Some(user),
+            _ => None,
+        });
+        let is_part = |user: &String| self.is_part_of(name, user);
+        above.next().is_some_and(is_part) && above.all(is_part)
+    }
+
     fn description(&self, name: &str, led: Option<(&str, &str)>) -> Option<Options> {
         let node = self.nodes.get(name)?;
         let mut options = node.origin.as_ref()?.options.clone();
@@ -43,15 +63,10 @@ impl NamedNode {
         }
         let mut has_backing = false;
         for one in self.uses.by(name) {
-            let (role, mut below) = (one.wanted.role.as_str(), one.node.as_str());
-            if let Some((from, to)) = led
-                && (below, name != to) == (from, true)
-            {
-                below = to;
-            }
+            let (role, below) = (one.wanted.role.as_str(), self.led_to(one, led));
             has_backing |= role == "backing";
             let is_made_up = below.starts_with(MADE_UP);
-            match self.is_part_of(below, name) {
+            match self.is_inside(below, led) {
                 // The image says what it stands on, unless the options describe that.
                 _ if is_made_up && role == "backing" => drop(options.take("backing")),
                 // The options describe it.

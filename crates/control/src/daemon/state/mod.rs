@@ -27,7 +27,7 @@ use vellum::{Error, ErrorKind};
 use vellum_io::error::io_text;
 use vellum_jobs::job::Status;
 
-use super::config::PartKey;
+use super::config::Parts;
 use super::{Daemon, DaemonState};
 use crate::Nodes;
 use crate::qmp::{Arguments, Failure, Outcome};
@@ -120,8 +120,8 @@ pub(super) struct Recorder {
     objects: RefCell<BTreeMap<String, Value>>,
     /// The commands of jobs, by id.
     jobs: RefCell<BTreeMap<String, Value>>,
-    /// The names of the parts that a configuration has made.
-    config: RefCell<Vec<String>>,
+    /// The parts that a configuration has made, and the nodes that they were to have.
+    config: RefCell<Map<String, Value>>,
 }
 
 /// What a command is to be noted as, if it succeeds.
@@ -204,11 +204,7 @@ impl Daemon {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub async fn keep_state(
-        self: &Rc<Self>,
-        path: &Path,
-        config: Vec<PartKey>,
-    ) -> vellum::Result<()> {
+    pub async fn keep_state(self: &Rc<Self>, path: &Path, config: &Parts) -> vellum::Result<()> {
         let keeper = Arc::new(Keeper {
             path: path.to_owned(),
             written: Mutex::new(Value::Null),
@@ -223,9 +219,12 @@ impl Daemon {
     ///
     /// # Errors
     /// If the state file cannot be written.
-    pub async fn note_config(&self, parts: Vec<PartKey>) -> vellum::Result<()> {
-        let names = parts.iter().map(PartKey::to_string).collect();
-        self.state.config.replace(names);
+    pub async fn note_config(&self, parts: &Parts) -> vellum::Result<()> {
+        let noted = parts.in_order().into_iter().map(|part| {
+            let node = part.arguments.get("node-name").cloned();
+            (part.key.to_string(), node.unwrap_or_default())
+        });
+        self.state.config.replace(noted.collect());
         self.write_state().await
     }
 

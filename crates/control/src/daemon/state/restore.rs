@@ -4,7 +4,7 @@
 //! object or an export of that name stays as it is. What a configuration had made and names no more is
 //! not brought back.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use serde_json::{Map, Value, json};
@@ -24,8 +24,8 @@ pub struct SavedState {
     nodes: Vec<Map<String, Value>>,
     exports: Vec<SavedExport>,
     jobs: Vec<SavedJob>,
-    /// The names of the parts that a configuration had made.
-    config: BTreeSet<String>,
+    /// The parts that a configuration had made, and the nodes that they were to have.
+    config: Map<String, Value>,
 }
 
 #[derive(Debug)]
@@ -103,10 +103,7 @@ impl SavedState {
                 arguments,
             });
         }
-        let config = content["config"].as_array().into_iter().flatten();
-        let config = config
-            .filter_map(|name| name.as_str().map(str::to_owned))
-            .collect();
+        let config = members(content["config"].take());
         Ok(SavedState {
             objects,
             server: match content["server"].take() {
@@ -123,7 +120,7 @@ impl SavedState {
     /// Whether a part was made at run time, and is not wanted by a configuration now.
     fn is_own(&self, kind: PartKind, name: &str, wanted: &Parts) -> bool {
         let key = PartKey::new(kind, name);
-        !self.config.contains(&key.to_string()) && wanted.get(&key).is_none()
+        !self.config.contains_key(&key.to_string()) && wanted.get(&key).is_none()
     }
 
     /// Whether a node is there only for a job that writes to it.
@@ -138,9 +135,9 @@ impl SavedState {
     /// The nodes that the exports of some disks showed instead of these.
     pub fn shown_instead(&self, wanted: &Parts) -> BTreeMap<String, String> {
         let instead = self.exports.iter().filter_map(|export| {
-            let part = wanted.get(&PartKey::new(PartKind::Export, &*export.id))?;
-            let disk = part.arguments.get("node-name")?.as_str()?;
-            let made_for = export.options.get("node-name")?.as_str()?;
+            let key = PartKey::new(PartKind::Export, &*export.id);
+            let disk = wanted.get(&key)?.arguments.get("node-name")?.as_str()?;
+            let made_for = self.config.get(&key.to_string())?.as_str()?;
             let is_there = self
                 .nodes
                 .iter()
