@@ -19,6 +19,34 @@ static PROGRAM: OnceLock<String> = OnceLock::new();
 /// Gives a person at a terminal hints about an error.
 static HINTER: OnceLock<fn(&str)> = OnceLock::new();
 
+/// How bad a message is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// Something was not done.
+    Error,
+    /// Somebody should look.
+    Warning,
+    /// It is told.
+    Info,
+}
+
+/// Takes messages in the place of standard error.
+static LOG: OnceLock<fn(Level, &str)> = OnceLock::new();
+
+/// Sets what takes messages in the place of standard error; the first call decides.
+pub fn set_log(log: fn(Level, &str)) {
+    let _ = LOG.set(log);
+}
+
+/// Whether a message went to the log.
+fn is_logged(level: Level, message: &str) -> bool {
+    let log = LOG.get();
+    log.is_some_and(|log| {
+        log(level, message);
+        true
+    })
+}
+
 /// Sets what is called with every error after it was printed; the first call decides.
 pub fn set_hinter(hinter: fn(&str)) {
     let _ = HINTER.set(hinter);
@@ -89,6 +117,9 @@ fn without_repetition(message: &str) -> &str {
 /// Prints `program: message` on standard error; a person at a terminal gets hints too.
 pub fn error(message: impl Display) {
     let message = message.to_string();
+    if is_logged(Level::Error, &message) {
+        return;
+    }
     let shown = match is_own() {
         true => without_repetition(&message),
         false => &message,
@@ -102,12 +133,19 @@ pub fn error(message: impl Display) {
 
 /// Prints `program: warning: message` on standard error.
 pub fn warning(message: impl Display) {
-    let message = terminal::harmless_lines(&message.to_string());
+    let message = message.to_string();
+    if is_logged(Level::Warning, &message) {
+        return;
+    }
+    let message = terminal::harmless_lines(&message);
     eprint_line(&format!("{}: warning: {message}", message_prefix()));
 }
 
 /// Prints `program: place: warning: message` on standard error; `place` is what it is about.
 pub fn warning_at(place: impl Display, message: impl Display) {
+    if is_logged(Level::Warning, &format!("{place}: {message}")) {
+        return;
+    }
     let text = format!("{place}: warning: {message}");
     eprint_line(&format!(
         "{}: {}",
@@ -124,7 +162,11 @@ pub fn line_of_file(place: impl Display, message: impl Display) {
 
 /// Prints `program: info: message` on standard error.
 pub fn info(message: impl Display) {
-    let message = terminal::harmless_lines(&message.to_string());
+    let message = message.to_string();
+    if is_logged(Level::Info, &message) {
+        return;
+    }
+    let message = terminal::harmless_lines(&message);
     eprint_line(&format!("{}: info: {message}", message_prefix()));
 }
 

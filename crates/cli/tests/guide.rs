@@ -1,4 +1,4 @@
-//! Runs every command of docs/GUIDE.md.
+//! Runs every command of docs/GUIDE.md and docs/OPERATIONS.md.
 //!
 //! Each `## ` section runs in a folder of its own, in one shell, from its first block to its
 //! last. In a `console` block the lines after `$ ` (and `> `) are commands that must succeed, and
@@ -16,9 +16,11 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tempfile::TempDir;
 
 const GUIDE: &str = include_str!("../../../docs/GUIDE.md");
+const OPERATIONS: &str = include_str!("../../../docs/OPERATIONS.md");
 const VELLUM: &str = env!("CARGO_BIN_EXE_vellum");
 /// Why a block may be left out, and how many there are for that reason.
 const NOT_RUN: [(&str, usize); 2] = [("installs packages", 3), ("needs a registry", 1)];
+const NOT_RUN_OF_OPERATIONS: [(&str, usize); 1] = [("needs systemd", 2)];
 /// A section that takes longer waits for something that does not come.
 const LIMIT: Duration = Duration::from_secs(180);
 /// Marks the end of a command in what the shell prints.
@@ -227,17 +229,19 @@ fn compare(section: &Section, printed: &str) -> Result<(), String> {
     Ok(())
 }
 
-#[test]
-fn every_command_does_what_the_guide_says() {
-    let (sections, mut not_run) = parse(GUIDE);
-    let may_be = NOT_RUN.iter().flat_map(|(why, count)| vec![*why; *count]);
+/// Runs a guide of so many sections at least.
+fn check(guide: &str, not_run_for: &[(&str, usize)], least: usize) {
+    let (sections, mut not_run) = parse(guide);
+    let may_be = not_run_for
+        .iter()
+        .flat_map(|(why, count)| vec![*why; *count]);
     not_run.sort();
     assert_eq!(
         not_run,
         may_be.collect::<Vec<_>>(),
         "blocks that are not run"
     );
-    assert!(sections.len() > 10, "{} sections", sections.len());
+    assert!(sections.len() >= least, "{} sections", sections.len());
     let failures: Vec<String> = std::thread::scope(|scope| {
         let running: Vec<_> = sections
             .iter()
@@ -249,6 +253,16 @@ fn every_command_does_what_the_guide_says() {
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
     let steps: usize = sections.iter().map(|section| section.steps.len()).sum();
     println!("{steps} steps in {} sections", sections.len());
+}
+
+#[test]
+fn every_command_does_what_the_guide_says() {
+    check(GUIDE, &NOT_RUN, 11);
+}
+
+#[test]
+fn every_command_does_what_operations_says() {
+    check(OPERATIONS, &NOT_RUN_OF_OPERATIONS, 4);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 use std::io::{Write, stderr};
 use std::os::fd::AsFd;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
@@ -64,8 +65,24 @@ fn has_room(out: &impl AsFd, patience: &Timespec) -> bool {
     !matches!(poll(&mut polled, Some(patience)), Ok(0))
 }
 
+/// How lines look, where somebody wants them otherwise.
+static SHAPE: OnceLock<fn(&str) -> String> = OnceLock::new();
+
+/// Sets how lines look; the first call decides.
+pub fn set_shape(shape: fn(&str) -> String) {
+    let _ = SHAPE.set(shape);
+}
+
 /// Prints a line on standard error, or drops it where nobody reads.
 pub fn print_line(line: &str) {
+    match SHAPE.get() {
+        Some(shape) => print_shaped(&shape(line)),
+        None => print_shaped(line),
+    }
+}
+
+/// As [`print_line`], a line that looks as it is to.
+pub fn print_shaped(line: &str) {
     let mut queue = QUEUE.lock();
     queue.print(&mut stderr().lock(), line, &PATIENCE);
 }

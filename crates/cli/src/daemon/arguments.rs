@@ -6,6 +6,7 @@ use std::fmt;
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::report;
 use crate::server::Failure;
+use crate::trace::LogFormat;
 
 #[derive(Debug, Clone, Copy)]
 enum Id {
@@ -16,6 +17,7 @@ enum Id {
     Check,
     Config,
     Daemonize,
+    Log,
     PidFile,
     State,
 }
@@ -43,6 +45,7 @@ const OPTIONS: &[OptionSpec<Id>] = &[
     OptionSpec::long(Id::Config, "config", Takes::Value),
     OptionSpec::long(Id::Daemonize, "daemonize", Takes::Nothing),
     OptionSpec::long(Id::Part(Part::Export), "export", Takes::Value),
+    OptionSpec::long(Id::Log, "log", Takes::Value),
     OptionSpec::long(Id::Part(Part::Monitor), "monitor", Takes::Value),
     OptionSpec::long(Id::Part(Part::NbdServer), "nbd-server", Takes::Value),
     OptionSpec::long(Id::Part(Part::Object), "object", Takes::Value),
@@ -91,6 +94,8 @@ pub(super) struct Arguments {
     pub(super) pid_file: Option<String>,
     /// The file that says what is served.
     pub(super) config: Option<String>,
+    /// Lines for what happens.
+    pub(super) log: Option<LogFormat>,
     /// The file that has what was made at run time.
     pub(super) state: Option<String>,
     /// Only say what the file of `config` would do.
@@ -114,6 +119,13 @@ impl Arguments {
                     return Err(Failure::message("--config can only be specified once"));
                 }
                 Id::Config => arguments.config = Some(text),
+                Id::Log => match LogFormat::of(&text) {
+                    Some(format) => arguments.log = Some(format),
+                    None => {
+                        let text = format!("--log is 'text' or 'json', not '{text}'");
+                        return Err(Failure::message(text));
+                    }
+                },
                 Id::State if arguments.state.is_some() => {
                     return Err(Failure::message("--state can only be specified once"));
                 }
@@ -230,6 +242,8 @@ How to run:
                              back at the next start
   --check                    say what --config would do, and end
   --cache-budget SIZE        what the caches of all images may take together (K, M, G)
+    --log text|json            a line on standard error for what happens: the start, disks,
+                             exports, clients, jobs, errors
   --daemonize                go to the background once everything is there
   --pidfile PATH             write the process id to PATH
 ",

@@ -62,6 +62,9 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
 
 fn start(arguments: Arguments) -> Result<(), Failure> {
     server::keep_sockets().map_err(Failure::Message)?;
+    if let Some(format) = arguments.log {
+        trace::start_log(format);
+    }
     // Before the user's terminal is left.
     let config = arguments.config.as_deref().map(ConfigFile::read);
     let config = config.transpose()?;

@@ -5,6 +5,9 @@ pub(super) const NAMES: &[(&str, &str)] = &[
     ("bdrv_open_common", "a node was opened"),
     ("block_export_added", "an export begins"),
     ("block_export_removed", "an export has ended"),
+    ("config_applied", "the file of disks was brought into force"),
+    ("daemon_started", "everything is served"),
+    ("daemon_stopping", "the end has come"),
     (
         "export_request_done",
         "a request of an export's client has succeeded",

@@ -9,6 +9,7 @@
 //! terminal or begins a line.
 
 mod events;
+mod log;
 mod subscriber;
 
 use vellum_control::Options;
@@ -16,6 +17,7 @@ use vellum_io::error::io_text;
 
 use crate::report;
 use crate::server::Failure;
+pub use log::{LogFormat, start as start_log};
 
 /// Does as an option of a program says that can only end for what is wrong with it.
 ///

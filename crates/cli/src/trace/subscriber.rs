@@ -21,10 +21,14 @@ use tracing::subscriber::{Interest, Subscriber};
 use tracing::{Event, Metadata};
 
 use super::events::NAMES;
+use super::log;
 use crate::terminal;
 
 /// Which events are on, by their places in the list.
 static IS_ON: [AtomicBool; NAMES.len()] = [const { AtomicBool::new(false) }; NAMES.len()];
+
+/// Which of them are written to the log of a daemon.
+static IS_LOGGED: [AtomicBool; NAMES.len()] = [const { AtomicBool::new(false) }; NAMES.len()];
 
 /// Where lines go; `None`: to standard error.
 static FILE: RwLock<Option<File>> = RwLock::new(None);
@@ -55,6 +59,17 @@ pub(super) fn switch(pattern: &str, is_on: bool) -> bool {
         tracing::callsite::rebuild_interest_cache();
     }
     any
+}
+
+/// Has events written to the log.
+pub(super) fn log(names: impl Iterator<Item = &'static str>) {
+    for name in names {
+        if let Ok(at) = NAMES.binary_search_by(|(known, _)| (*known).cmp(name)) {
+            IS_LOGGED[at].store(true, Ordering::Relaxed);
+        }
+    }
+    install();
+    tracing::callsite::rebuild_interest_cache();
 }
 
 fn install() {
@@ -106,7 +121,9 @@ impl Subscriber for Lines {
     }
 
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        place_of(metadata).is_some_and(|at| IS_ON[at].load(Ordering::Relaxed))
+        place_of(metadata).is_some_and(|at| {
+            IS_ON[at].load(Ordering::Relaxed) || IS_LOGGED[at].load(Ordering::Relaxed)
+        })
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
@@ -114,6 +131,16 @@ impl Subscriber for Lines {
     }
 
     fn event(&self, event: &Event<'_>) {
+        let Some(at) = place_of(event.metadata()) else {
+            return;
+        };
+        if IS_LOGGED[at].load(Ordering::Relaxed) {
+            log::event(event);
+        }
+        if !IS_ON[at].load(Ordering::Relaxed) {
+            return;
+        }
+
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let since = since.unwrap_or_default();
         let mut line = format!(

@@ -4,6 +4,7 @@
 mod config;
 #[path = "../../../export/tests/vhost_user_blk/guest.rs"]
 mod guest;
+mod log;
 mod place;
 mod state;
 mod systemd;

@@ -32,6 +32,7 @@ use std::time::Duration;
 use futures_util::future::{Either, join, select};
 use futures_util::lock::Mutex;
 use serde_json::json;
+use tracing::trace;
 use vellum_export::nbd::{Exports, Stop};
 use vellum_io::{JoinHandle, spawn};
 
@@ -148,6 +149,7 @@ impl Daemon {
 
     /// Emits, from now on, the events that come from other lanes. Must run inside a lane.
     pub fn forward_notices(self: &Rc<Self>) {
+        trace!(name: "daemon_started", version = commands::package());
         let (daemon, ended) = (self.clone(), self.ended.clone());
         drop(spawn(async move {
             let notices = daemon.parts.lock().await.notices.clone();
@@ -202,6 +204,7 @@ impl Daemon {
     /// # Errors
     /// The first failure of a node that is closed; all are closed.
     pub async fn shut_down(&self) -> vellum::Result<()> {
+        trace!(name: "daemon_stopping", jobs = self.jobs.list().len());
         let silent = self.nodes.give_up_silent_servers(SERVER_PATIENCE);
         let end = async {
             join(self.nodes.flush_over_servers(), self.end_all())

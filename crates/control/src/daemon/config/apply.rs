@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use serde_json::Value;
+use tracing::trace;
 use vellum_io::lane;
 
 use super::parts::{ConfigRequest, PartKey, PartKind, Parts};
@@ -67,6 +68,12 @@ impl InForce {
         };
         let done = follow(&mut self.parts, steps, send, || daemon.stop.is_requested()).await;
         self.parts.move_to(wanted);
+        trace!(
+            name: "config_applied",
+            file = %path.display(),
+            requests = done.carried_out,
+            mistakes = done.failures.len()
+        );
         let mistake = |(step, text): (Step, String)| Mistake {
             path: path.to_owned(),
             place: step.place,
