@@ -131,7 +131,8 @@ impl ConfigFile {
             }
             let mut options = Options::new();
             options.set_text("path", monitor.path.as_str());
-            let added = add_monitor(program, self.monitors.borrow().len(), options).await;
+            let at = self.monitors.borrow().len();
+            let added = add_monitor(program, at, options).await;
             let place = self.line(monitor.place.line);
             added.map_err(|failure| failure.with_prefix(place))?;
             self.monitors.borrow_mut().push(monitor.clone());

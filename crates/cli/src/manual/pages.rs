@@ -292,13 +292,23 @@ const CREATE: &[Example] = &[
 
 const DAEMON: Page = Page {
     usage: &["[OPTIONS]"],
-    examples: &[(
-        "vellum daemon --blockdev driver=file,node-name=file,filename=disk.qcow2 --blockdev \
+    examples: &[
+        (
+            "vellum daemon --blockdev driver=file,node-name=file,filename=disk.qcow2 --blockdev \
              driver=qcow2,node-name=disk,file=file --nbd-server \
              addr.type=unix,addr.path=/run/disk.sock --export \
              nbd,id=one,node-name=disk,writable=on",
-        "a disk behind a socket",
-    )],
+            "a disk behind a socket",
+        ),
+        (
+            "vellum daemon --config disks.toml --check",
+            "what a file of disks would do, with the line of each request",
+        ),
+        (
+            "vellum daemon --config disks.toml --state state.json --log json",
+            "the disks of a file, and what clients make besides; SIGHUP reads the file again",
+        ),
+    ],
     exits: &[("0", "ended by a signal or a client"), FAILED],
 };
 

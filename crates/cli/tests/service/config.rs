@@ -257,3 +257,48 @@ fn monitors_come_with_a_new_file() {
     service.end();
     assert!(!place.path("second.sock").exists());
 }
+
+#[test]
+fn overlays_of_one_image_are_opened_anew_under_a_client() {
+    let place = Place::new();
+    place.must(VELLUM, &["io", "-c", "write -q -P 5 0 1M", "d"]);
+    for name in ["a", "b", "c"] {
+        let words = [
+            "create", "-q", "-f", "qcow2", "-b", "d", "-F", "qcow2", name,
+        ];
+        place.must(VELLUM, &words);
+    }
+    let disks = |more: &str| {
+        let disks: String = ["a", "b", "c"].map(|name| disk(name, more)).concat();
+        DAEMON.to_owned() + "[throttle.t]\niops-total = 100000\n" + &disks
+    };
+    place.write("disks.toml", &disks("throttle = 't'"));
+    let service = place.serve(&["--config", "disks.toml"]);
+    let busy = Busy::begin(&place, "a");
+    place.write(
+        "disks.toml",
+        &disks("throttle = 't'\ndiscard = 'unmap'\ncache = 'none'"),
+    );
+    let told = service.reload();
+    assert!(
+        told.trim_end().ends_with("STATUS=3 disks, 3 exports"),
+        "{told} {}",
+        service.log()
+    );
+    assert!(busy.end() > 0);
+    place.io("a", &["read -P 5 128k 64k"]);
+    place.io("b", &["read -P 5 0 1M"]);
+
+    // Another base for one of them, by its name in the file.
+    let base = "[[disk]]\nname = 'd'\nimage = 'd'\nformat = 'qcow2'\nread-only = true\n";
+    let named = disks("throttle = 't'\noptions = { backing = 'd' }");
+    place.write("disks.toml", &(named + base));
+    let told = service.reload();
+    assert!(
+        told.trim_end().ends_with("STATUS=4 disks, 3 exports"),
+        "{told} {}",
+        service.log()
+    );
+    place.io("c", &["read -P 5 0 1M"]);
+    service.end();
+}

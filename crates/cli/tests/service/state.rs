@@ -1,6 +1,7 @@
 //! `--state`: a daemon that is killed comes back with what it had acknowledged.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -61,6 +62,10 @@ fn what_clients_made_comes_back() {
     let group = json!({"qom-type": "throttle-group", "id": "t", "limits": {"iops-total": 1000}});
     client.must("object-add", group);
     client.must("object-add", json!({"qom-type": "iothread", "id": "io"}));
+    client.must(
+        "object-add",
+        json!({"qom-type": "secret", "id": "s", "data": "geheimnis"}),
+    );
     client.must("blockdev-add", node("a", "a"));
     let limited = json!({
         "driver": "throttle", "node-name": "slow", "throttle-group": "t", "file": node("b", "b"),
@@ -79,6 +84,12 @@ fn what_clients_made_comes_back() {
     place.io("slow", &["write -P 6 0 64k", "flush"]);
     let before = shown(&mut client);
     assert_eq!(before["a"], "over");
+    let text = std::fs::read_to_string(place.path("state")).expect("it is there");
+    assert!(!text.contains("geheimnis"));
+    let mode = std::fs::metadata(place.path("state"))
+        .expect("it is there")
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
 
     let (service, mut client) = again(&place, service);
     assert_eq!(shown(&mut client), before);
@@ -192,6 +203,25 @@ fn a_damaged_file_is_left_alone() {
         "the state file 'state' is damaged",
     );
     refused("", "the state file 'state' is damaged");
+    // Two daemons do not share one.
+    place.write("state", &whole);
+    let (service, _client) = start(&place);
+    let other = [
+        "daemon",
+        "--chardev",
+        "null,id=m",
+        "--monitor",
+        "m",
+        "--state",
+        "state",
+    ];
+    let output = place.output(VELLUM, &other);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("another daemon keeps the state file 'state'"),
+        "{said}"
+    );
+    service.end();
     // So is one of which something cannot be had.
     std::fs::rename(place.path("a"), place.path("elsewhere")).expect("it is there");
     refused(&whole, "state: cannot bring the node 'a' back");

@@ -42,7 +42,11 @@ impl NamedNode {
 
     /// Whether a node is described with the one above it.
     fn is_inside(&self, name: &str, led: Option<(&str, &str)>) -> bool {
-        let users = self.uses.iter().filter(|one| self.led_to(one, led) == name);
+        // Those of others are looked at only where they may be led here.
+        let led_here = led.filter(|(_, to)| *to == name).map(|(from, _)| from);
+        let users = self.uses.of(name);
+        let users = users.chain(led_here.into_iter().flat_map(|from| self.uses.of(from)));
+        let users = users.filter(|one| self.led_to(one, led) == name);
         let mut above = users.filter_map(|one| match &one.user {
             User::Node(user) => Some(user),
             _ => None,

@@ -145,3 +145,31 @@ fn devices_are_opened_as_devices() {
     assert!(image("/dev/shm/a").contains(r#""driver":"file""#));
     assert!(image("sub/a").contains(r#""filename":"/etc/vellum/sub/a""#));
 }
+
+#[test]
+fn any_text_is_a_configuration_or_a_mistake_with_a_place() {
+    let mut random = fastrand::Rng::with_seed(21);
+    let bits = [
+        "[", "]", "{", "}", "=", "'", "\n", "[[disk]]", "name", "3", "true", ".", "\u{e4}",
+    ];
+    for _ in 0..3000 {
+        let mut text = FULL.to_owned();
+        for _ in 0..random.usize(1..4) {
+            let from = random.usize(..text.len());
+            let to = (from + random.usize(..12)).min(text.len());
+            if text.is_char_boundary(from) && text.is_char_boundary(to) {
+                text.replace_range(from..to, bits[random.usize(..bits.len())]);
+            }
+        }
+        match parse(&text) {
+            Ok(config) => drop(plan(&Parts::default(), &config.parts)),
+            Err(mistake) => {
+                let place = mistake.place.expect("it is in the text");
+                assert!(
+                    place.line <= 2 + text.matches('\n').count(),
+                    "{text}\n{mistake}"
+                );
+            }
+        }
+    }
+}

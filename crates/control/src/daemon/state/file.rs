@@ -6,8 +6,11 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use blake2::{Blake2b512, Digest};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde_json::{Value, json};
 use vellum_io::error::io_text;
 
@@ -17,11 +20,46 @@ const VERSION: u64 = 1;
 /// A file that is longer is none of ours.
 const MAX_BYTES: u64 = 256 << 20;
 
+/// So long is a daemon waited for that was killed.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(10);
+
 /// A name of our own for what is not whole yet.
 fn new_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
     name.into()
+}
+
+/// Keeps other daemons away from a state file as long as what is returned is open. One that was killed
+/// may hold it for a moment longer.
+///
+/// # Errors
+/// If one keeps it, or there can be no lock.
+pub(super) fn lock(path: &Path) -> Result<File, String> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let failed = |error: io::Error| {
+        let why = io_text(&error);
+        format!("cannot lock the state file '{}': {why}", path.display())
+    };
+    let mut options = File::options();
+    let options = options.write(true).create(true).truncate(false).mode(0o600);
+    let file = options.open(name).map_err(failed)?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(PAUSE),
+            Err(Errno::WOULDBLOCK) => {
+                return Err(format!(
+                    "another daemon keeps the state file '{}'; end that first, or choose another file",
+                    path.display()
+                ));
+            }
+            Err(errno) => return Err(failed(errno.into())),
+        }
+    }
 }
 
 fn sum(text: &str) -> String {

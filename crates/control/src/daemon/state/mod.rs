@@ -190,14 +190,17 @@ impl Recorder {
 }
 
 impl Daemon {
-    /// Reads a state file; one that is not there is empty.
+    /// Reads a state file; one that is not there is empty. No other daemon keeps it as long as what is
+    /// returned is there.
     ///
     /// # Errors
-    /// If it cannot be read, or is damaged.
+    /// If it cannot be read, is damaged, or another daemon keeps it.
     pub fn read_state(path: &Path) -> Result<SavedState, super::Failure> {
+        let lock = file::lock(path).map_err(super::Failure)?;
         let content = file::read(path).map_err(super::Failure)?;
-        SavedState::of(content.unwrap_or_else(|| json!({})))
-            .map_err(|why| super::Failure(format!("the state file '{}': {why}", path.display())))
+        let saved = SavedState::of(content.unwrap_or_else(|| json!({})));
+        let saved = saved.map(|saved| saved.with_lock(lock));
+        saved.map_err(|why| super::Failure(format!("the state file '{}': {why}", path.display())))
     }
 
     /// Begins to keep a state file: from now on it says what there is.
@@ -210,9 +213,11 @@ impl Daemon {
             written: Mutex::new(Value::Null),
         });
         self.state.keeper.replace(Some(keeper.clone()));
+        // What users are led to is noted in what there is.
+        self.note_config(config).await?;
         self.nodes
             .before_leading(move |nodes, from, to| keeper.clone().lead(nodes, (from, to)));
-        self.note_config(config).await
+        Ok(())
     }
 
     /// Notes which parts are there because a configuration says so.

@@ -5,6 +5,7 @@
 //! not brought back.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::rc::Rc;
 
 use serde_json::{Map, Value, json};
@@ -26,6 +27,8 @@ pub struct SavedState {
     jobs: Vec<SavedJob>,
     /// The parts that a configuration had made, and the nodes that they were to have.
     config: Map<String, Value>,
+    /// Keeps other daemons away from the file.
+    _lock: Option<File>,
 }
 
 #[derive(Debug)]
@@ -114,7 +117,15 @@ impl SavedState {
             exports,
             jobs,
             config,
+            _lock: None,
         })
+    }
+
+    pub(super) fn with_lock(self, lock: File) -> SavedState {
+        SavedState {
+            _lock: Some(lock),
+            ..self
+        }
     }
 
     /// Whether a part was made at run time, and is not wanted by a configuration now.
@@ -162,11 +173,9 @@ impl Daemon {
             let is_own = own.iter().all(|kind| saved.is_own(*kind, &id, wanted));
             if is_own && object_type(&state, &id).is_none() {
                 state.add_object(Options::from_object(object.clone())?)?;
+                let object = Value::Object(object.clone());
+                self.state.objects.borrow_mut().insert(id, object);
             }
-            self.state
-                .objects
-                .borrow_mut()
-                .insert(id, Value::Object(object.clone()));
         }
         if let Some(server) = &saved.server
             && saved.is_own(PartKind::Server, "", wanted)
@@ -264,5 +273,30 @@ impl Daemon {
             }
         }
         failures
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_state_is_refused() {
+        for wrong in [
+            json!({"objects": 3}),
+            json!({"nodes": ["a"]}),
+            json!({"exports": [{"node": "a"}]}),
+            json!({"exports": [{"options": {"id": "a"}}]}),
+            json!({"jobs": [{"command": "block-stream", "arguments": {}}]}),
+            json!({"jobs": [{"arguments": {"job-id": "j"}}]}),
+        ] {
+            assert!(SavedState::of(wrong.clone()).is_err(), "{wrong}");
+        }
+        for right in [
+            json!({}),
+            json!({"server": null, "config": {"disk 'a'": "a"}}),
+        ] {
+            assert!(SavedState::of(right).is_ok());
+        }
     }
 }
