@@ -121,37 +121,64 @@ pub(super) async fn follow(
 ) -> Followed {
     let mut followed = Followed::default();
     let mut failed: BTreeSet<usize> = BTreeSet::new();
-    let mut done: BTreeMap<usize, Vec<Step>> = BTreeMap::new();
+    let mut done: Vec<Step> = Vec::new();
     for step in steps {
         if is_over() {
             break;
         }
-        if failed.contains(&step.change) || !is_possible(parts, &step.effect) {
+        if failed.contains(&step.change) {
             continue;
         }
         let change = step.change;
-        match send(&step.request).await {
-            Ok(()) => {
-                followed.carried_out += 1;
-                note(parts, &step.effect);
-                done.entry(change).or_default().push(step);
+        // What a step needs that cannot be was told already.
+        if is_possible(parts, &step.effect) {
+            match send(&step.request).await {
+                Ok(()) => {
+                    followed.carried_out += 1;
+                    note(parts, &step.effect);
+                    done.push(step);
+                    continue;
+                }
+                Err(failure) => followed.failures.push((step, failure.text)),
             }
-            Err(failure) => {
-                followed.failures.push((step, failure.text));
-                failed.insert(change);
-                for step in done.remove(&change).unwrap_or_default().into_iter().rev() {
-                    match send(&step.undo).await {
-                        Ok(()) => note(parts, &step.undone),
-                        Err(failure) => {
-                            let text = format!("cannot be had back: {}", failure.text);
-                            followed.failures.push((step, text));
-                        }
-                    }
+        }
+        let undone = with_those_above(change, &done);
+        failed.extend(&undone);
+        let (back, stays): (Vec<Step>, Vec<Step>) = done
+            .into_iter()
+            .partition(|step| undone.contains(&step.change));
+        done = stays;
+        for step in back.into_iter().rev() {
+            match send(&step.undo).await {
+                Ok(()) => note(parts, &step.undone),
+                Err(failure) => {
+                    let text = format!("cannot be had back: {}", failure.text);
+                    followed.failures.push((step, text));
                 }
             }
         }
     }
     followed
+}
+
+/// A change, and those that have put something on what it has made.
+fn with_those_above(change: usize, done: &[Step]) -> BTreeSet<usize> {
+    let mut all = BTreeSet::from([change]);
+    loop {
+        let goes =
+            |step: &&Step| all.contains(&step.change) && matches!(step.undone, Effect::Gone(_));
+        let made: BTreeSet<&PartKey> = done.iter().filter(goes).map(|step| &step.key).collect();
+        let stands = |step: &&Step| match &step.effect {
+            Effect::Put(part) => part.needs.iter().any(|key| made.contains(key)),
+            Effect::Gone(_) => false,
+        };
+        let above: Vec<usize> = done.iter().filter(stands).map(|step| step.change).collect();
+        let count = all.len();
+        all.extend(above);
+        if all.len() == count {
+            return all;
+        }
+    }
 }
 
 fn note(parts: &mut Parts, effect: &Effect) {

@@ -272,12 +272,24 @@ proptest! {
         let followed = play(&mut table, &mut in_force, &new, &failing);
         prop_assert_eq!(&table.made, &made(&in_force), "what is noted is what there is");
         prop_assert!(followed.failures.len() <= 1, "an undoing that succeeds is not told");
+        // Each change is there whole, or not at all.
+        let steps = plan(&old, &new);
+        for step in &steps {
+            let keys: BTreeSet<&PartKey> = steps
+                .iter()
+                .filter(|other| other.change == step.change)
+                .map(|other| &other.key)
+                .collect();
+            let is = |parts: &Parts| {
+                keys.iter().all(|key| {
+                    table.made.get(*key) == parts.get(key).map(|part| &part.arguments)
+                })
+            };
+            prop_assert!(is(&old) || is(&new), "{}", step.key);
+        }
         for (step, _) in &followed.failures {
-            for other in plan(&old, &new).iter().filter(|other| other.change == step.change) {
-                let is = table.made.get(&other.key);
-                let was = old.get(&other.key).map(|part| &part.arguments);
-                prop_assert_eq!(is, was, "{}", &other.key);
-            }
+            let was = old.get(&step.key).map(|part| &part.arguments);
+            prop_assert_eq!(table.made.get(&step.key), was, "{}", &step.key);
         }
         // With the cause gone, the next try gets there.
         play(&mut table, &mut in_force, &new, &BTreeSet::new());
