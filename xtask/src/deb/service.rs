@@ -27,8 +27,11 @@ pub(super) const CONFFILES: &str = "/etc/vellum/disks.toml\n";
 pub(super) const AFTER_INSTALL: &str = "\
     if command -v systemd-sysusers >/dev/null; then
         systemd-sysusers vellum.conf
-        chown root:vellum /etc/vellum/disks.toml
-        chmod 640 /etc/vellum/disks.toml
+        # Afterwards it is the administrator's.
+        if [ -z \"$2\" ]; then
+            chown root:vellum /etc/vellum/disks.toml
+            chmod 640 /etc/vellum/disks.toml
+        fi
     fi
     if [ -d /run/systemd/system ]; then
         systemctl daemon-reload

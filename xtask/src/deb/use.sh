@@ -14,6 +14,11 @@ test -e /usr/share/man/man1/qemu-img.1.gz
 bash -n /usr/share/bash-completion/completions/vellum
 say "names, versions, manuals, completions"
 
+# What the service begins with can be served.
+vellum daemon --config /etc/vellum/disks.toml --check | grep -q nbd-server-start
+test -e /usr/lib/systemd/system/vellum.service
+say "the file of disks"
+
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
