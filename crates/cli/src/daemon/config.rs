@@ -27,6 +27,8 @@ pub(super) struct ConfigFile {
     first: Config,
     in_force: Mutex<InForce>,
     monitors: RefCell<Vec<Monitor>>,
+    /// What is not as the file wants it, and was told.
+    mistakes: RefCell<Vec<String>>,
 }
 
 fn failure(mistake: &Mistake) -> Failure {
@@ -46,6 +48,7 @@ impl ConfigFile {
             first,
             in_force: Mutex::default(),
             monitors: RefCell::default(),
+            mistakes: RefCell::default(),
         })
     }
 
@@ -96,7 +99,9 @@ impl ConfigFile {
         program: &Program,
         remembered: &BTreeMap<String, String>,
     ) -> Result<(), Failure> {
-        self.bring(program, &self.first.parts, remembered).await?;
+        let mut parts = self.first.parts.clone();
+        parts.leave_out_missing(&self.parts_in_force().await);
+        self.bring(program, &parts, remembered).await?;
         self.take_left_sockets(program).await
     }
 
@@ -114,7 +119,7 @@ impl ConfigFile {
         if let (OnError::Stop, Some(first)) = (self.first.on_error, applied.mistakes.first()) {
             return Err(failure(first));
         }
-        self.tell(&applied);
+        self.tell_all(&applied);
         Ok(())
     }
 
@@ -131,8 +136,8 @@ impl ConfigFile {
             }
             let mut options = Options::new();
             options.set_text("path", monitor.path.as_str());
-            let at = self.monitors.borrow().len();
-            let added = add_monitor(program, at, options).await;
+            let number = self.monitors.borrow().len();
+            let added = add_monitor(program, &number.to_string(), options).await;
             let place = self.line(monitor.place.line);
             added.map_err(|failure| failure.with_prefix(place))?;
             self.monitors.borrow_mut().push(monitor.clone());
@@ -149,8 +154,7 @@ impl ConfigFile {
                 MONITOR_NAME => {
                     let mut options = Options::new();
                     options.set_text("fd", number(&name).unwrap_or_default());
-                    let at = self.monitors.borrow().len() + 1000;
-                    add_monitor(program, at, options).await?;
+                    add_monitor(program, &name, options).await?;
                 }
                 NBD_NAME if program.daemon.parts.lock().await.exports().is_none() => {
                     let mut options = Options::new();
@@ -176,32 +180,35 @@ impl ConfigFile {
                 service::ready(&format!("not reloaded: {mistake}"));
             }
             Ok(config) => {
-                if let Err(Failure::Message(text)) = self.add_monitors(program, &config).await {
-                    report::error(text);
-                }
-                for gone in self.gone_monitors(&config) {
-                    report::warning(format!(
-                        "{}: the monitor at {gone} ends with the daemon, not before",
-                        self.path.display()
-                    ));
-                }
-                let mut in_force = self.in_force.lock().await;
-                let applied = in_force
-                    .become_as(&program.daemon, &config.parts, &self.path, &BTreeMap::new())
-                    .await;
-                drop(in_force);
-                self.tell(&applied);
-                let noted = program
-                    .daemon
-                    .note_config(&self.parts_in_force().await)
-                    .await;
-                if let Err(error) = noted {
-                    report::error(report::error_text(&error));
-                }
-                service::ready(&self.status(&applied).await);
+                self.become_as(program, &config).await;
+                service::ready(&self.status().await);
             }
         }
         program.begin_monitors();
+    }
+
+    async fn become_as(&self, program: &Program, config: &Config) {
+        self.mistakes.borrow_mut().clear();
+        if let Err(Failure::Message(text)) = self.add_monitors(program, config).await {
+            self.tell(text);
+        }
+        for gone in self.gone_monitors(config) {
+            let path = self.path.display();
+            report::warning(format!(
+                "{path}: the monitor at {gone} ends with the daemon, not before"
+            ));
+        }
+        let none = BTreeMap::new();
+        let mut in_force = self.in_force.lock().await;
+        let applied = in_force
+            .become_as(&program.daemon, &config.parts, &self.path, &none)
+            .await;
+        drop(in_force);
+        self.tell_all(&applied);
+        let parts = self.parts_in_force().await;
+        if let Err(error) = program.daemon.note_config(&parts).await {
+            self.tell(report::error_text(&error));
+        }
     }
 
     fn gone_monitors(&self, config: &Config) -> Vec<String> {
@@ -213,15 +220,20 @@ impl ConfigFile {
         gone.map(|one| one.path.clone()).collect()
     }
 
-    /// Tells what could not be brought into force.
-    fn tell(&self, applied: &Applied) {
+    /// Tells what is not as the file wants it.
+    fn tell(&self, text: String) {
+        report::error(&text);
+        self.mistakes.borrow_mut().push(text);
+    }
+
+    fn tell_all(&self, applied: &Applied) {
         for mistake in &applied.mistakes {
-            report::error(mistake);
+            self.tell(mistake.to_string());
         }
     }
 
     /// What is served, in a line.
-    async fn status(&self, applied: &Applied) -> String {
+    pub(super) async fn status(&self) -> String {
         let in_force = self.in_force.lock().await;
         let count = |kind| {
             in_force
@@ -232,18 +244,11 @@ impl ConfigFile {
         };
         let (disks, exports) = (count(PartKind::Disk), count(PartKind::Export));
         let served = format!("{disks} disks, {exports} exports");
-        match applied.mistakes.first() {
+        let mistakes = self.mistakes.borrow();
+        match mistakes.first() {
             None => served,
-            Some(first) => format!(
-                "{served}; {} not as wanted: {first}",
-                applied.mistakes.len()
-            ),
+            Some(first) => format!("{served}; {} not as wanted: {first}", mistakes.len()),
         }
-    }
-
-    /// What is served after a start.
-    pub(super) async fn first_status(&self) -> String {
-        self.status(&Applied::default()).await
     }
 }
 
@@ -261,8 +266,8 @@ pub(super) fn reload_on_signal(program: std::rc::Rc<Program>, mut signals: UnixS
     }));
 }
 
-async fn add_monitor(program: &Program, at: usize, mut socket: Options) -> Result<(), Failure> {
-    let id = format!("config-monitor-{at}");
+async fn add_monitor(program: &Program, name: &str, mut socket: Options) -> Result<(), Failure> {
+    let id = format!("config-monitor-{name}");
     socket.set_text("backend", "socket");
     socket.set_text("id", id.as_str());
     socket.set("server", Scalar::Bool(true));

@@ -140,7 +140,7 @@ async fn run(
     program.begin_monitors();
     service::keep_watchdog();
     let status = match &program.config {
-        Some(config) => config.first_status().await,
+        Some(config) => config.status().await,
         None => String::new(),
     };
     service::ready(&status);

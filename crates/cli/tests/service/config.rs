@@ -116,13 +116,17 @@ fn a_start_that_fails_names_the_line() {
     // The others are served if the file says so, and what failed is tried again.
     let text = text.replace("[daemon]\n", "[daemon]\non-error = 'report'\n");
     place.write("disks.toml", &text);
-    let service = place.serve(&["--config", "disks.toml"]);
+    let service = place.start(&["--config", "disks.toml"]);
+    let told = service.wait_told("READY=1");
+    let expected = "STATUS=1 disks, 1 exports; 1 not as wanted: disks.toml:15:8: disk 'nowhere'";
+    assert!(told.contains(expected), "{told}");
     assert!(
         service.log().contains("disks.toml:15:8: disk 'nowhere'"),
         "{}",
         service.log()
     );
     place.io("a", &["write 0 4k"]);
+    assert_eq!(service.log().lines().count(), 1, "{}", service.log());
     std::fs::rename(place.path("d"), place.path("nowhere")).expect("an image");
     let told = service.reload();
     assert!(told.contains("STATUS=2 disks, 2 exports"), "{told}");

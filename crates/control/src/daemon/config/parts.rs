@@ -169,6 +169,12 @@ impl Parts {
         self.0.values().any(|part| part.needs.contains(key))
     }
 
+    /// Leaves out what is not among `others`, but for exports.
+    pub fn leave_out_missing(&mut self, others: &Parts) {
+        self.0
+            .retain(|key, _| key.kind == PartKind::Export || others.get(key).is_some());
+    }
+
     /// All but those of a kind.
     pub fn without(&self, kind: PartKind) -> Parts {
         let mut others = self.clone();
