@@ -177,6 +177,9 @@ pub(super) fn listen(
             let number = address.take_text("str").map_err(failure)?;
             let number = number.ok_or_else(|| message("Parameter 'addr.str' is missing"))?;
             refuse_rest(&address)?;
+            if number.parse::<i32>().is_err() {
+                return Err(message(format!("Unable to parse FD number {number}")));
+            }
             (inherited(&number)?, String::new())
         }
         kind @ "vsock" => {

@@ -44,6 +44,26 @@ const JOBS: [&str; 6] = [
     "drive-mirror",
 ];
 
+/// What commands begin with that leave what the file has as it is: jobs that they speak to tell of
+/// their ends themselves.
+const OF_NO_STATE: [&str; 15] = [
+    "block-dirty-bitmap-",
+    "block-job-",
+    "block-latency-",
+    "block-set-write-threshold",
+    "blockdev-create",
+    "blockdev-snapshot-delete-internal",
+    "blockdev-snapshot-internal",
+    "chardev-",
+    "job-",
+    "qom-get",
+    "qom-list",
+    "query-",
+    "quit",
+    "ringbuf-",
+    "x-debug-",
+];
+
 /// Writes the file; it may be asked from any lane.
 #[derive(Debug)]
 struct Keeper {
@@ -135,10 +155,7 @@ impl Recorder {
     /// What there is to note of a command; `None` if nothing is kept, or it changes nothing.
     pub(super) fn prepare(&self, command: &'static str, arguments: &Arguments) -> Option<Noted> {
         self.keeper.borrow().as_ref()?;
-        let looks = [
-            "query-", "qom-get", "qom-list", "ringbuf-", "chardev-", "quit",
-        ];
-        if looks.iter().any(|start| command.starts_with(start)) {
+        if OF_NO_STATE.iter().any(|start| command.starts_with(start)) {
             return None;
         }
         let arguments = arguments.to_value();
