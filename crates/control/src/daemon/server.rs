@@ -154,9 +154,38 @@ pub(super) fn listen(
     let handshake = options
         .take_number("handshake-max-seconds")
         .map_err(failure)?;
-    let mut address = options.take_group("addr");
+    let address = options.take_group("addr");
     refuse_rest(&options)?;
-    let (listener, place) = match need(&mut address, "type")?.as_str() {
+    let (listener, place) = listen_at(address, environment)?;
+    let defaults = ServerOptions::default();
+    let max_connections = max_connections.unwrap_or(DEFAULT_CONNECTIONS);
+    let options = ServerOptions {
+        max_connections: usize::try_from(max_connections).unwrap_or(usize::MAX),
+        persistent: true,
+        tls,
+        log: environment.log.clone(),
+        lanes: environment.lanes.clone(),
+        handshake_limit: match handshake {
+            None => defaults.handshake_limit,
+            Some(0) => None,
+            Some(seconds) => Some(Duration::from_secs(seconds)),
+        },
+        ..defaults
+    };
+    Ok(Server {
+        exports: Exports::default(),
+        several: max_connections != 1,
+        place,
+        state: State::Listening(listener, options),
+    })
+}
+
+/// Listens at an address; beside it the last part of that.
+fn listen_at(
+    mut address: Options,
+    environment: &ServerEnvironment,
+) -> Result<(Listener, String), Failure> {
+    Ok(match need(&mut address, "type")?.as_str() {
         "unix" => {
             let path = address.take_text("path").map_err(failure)?;
             let path = path.ok_or_else(|| message("Parameter 'addr.path' is missing"))?;
@@ -192,26 +221,5 @@ pub(super) fn listen(
                 "Parameter 'type' does not accept value '{other}'"
             )));
         }
-    };
-    let defaults = ServerOptions::default();
-    let max_connections = max_connections.unwrap_or(DEFAULT_CONNECTIONS);
-    let options = ServerOptions {
-        max_connections: usize::try_from(max_connections).unwrap_or(usize::MAX),
-        persistent: true,
-        tls,
-        log: environment.log.clone(),
-        lanes: environment.lanes.clone(),
-        handshake_limit: match handshake {
-            None => defaults.handshake_limit,
-            Some(0) => None,
-            Some(seconds) => Some(Duration::from_secs(seconds)),
-        },
-        ..defaults
-    };
-    Ok(Server {
-        exports: Exports::default(),
-        several: max_connections != 1,
-        place,
-        state: State::Listening(listener, options),
     })
 }
