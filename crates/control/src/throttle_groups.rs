@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Map, Value};
 use vellum::Result;
 use vellum_storage::nodes::throttle::{
-    Lifted, Limit, ThrottleGroup, ThrottleLimits, ThrottleStorage,
+    Lifted, Limit, ThrottleGroup, ThrottleLimits, ThrottleStorage, ThrottleWaits,
 };
 
 use crate::graph::invalid;
@@ -65,6 +65,13 @@ pub fn add(mut options: Options) -> Result<()> {
     check(&limits)?;
     groups().insert(id.clone(), ThrottleGroup::new(id, limits));
     Ok(())
+}
+
+/// How requests have waited for the limits of each group, by the names of these.
+pub fn waits() -> Vec<(String, ThrottleWaits)> {
+    let groups = groups();
+    let waits = groups.iter().map(|(id, group)| (id.clone(), group.waits()));
+    waits.collect()
 }
 
 fn check(limits: &ThrottleLimits) -> Result<()> {

@@ -2,12 +2,16 @@
 //! failed. QEMU's `query-blockstats` and `block-latency-histogram-set` say what is counted.
 //!
 //! Each lane counts in memory of its own, so a request costs two looks at the clock and some
-//! additions that no other lane waits for. Histograms are counted only where somebody wants them.
+//! additions that no other lane waits for. How long requests take is counted always, in bins that
+//! powers of two bound ([`Latencies`]): the bins stand for the number of requests too, so they cost no
+//! addition more. Histograms with boundaries of a client's own are counted only where somebody wants
+//! them.
 //!
 //! Invariants:
 //! - A request is counted once, when it is answered; one that was refused before it began on the
 //!   device is not.
 //! - What is read while requests end may miss those that end just then, and nothing else.
+//! - An export that nobody has asked for anything has no memory for counts.
 
 use std::cell::Cell;
 use std::fmt;
@@ -73,6 +77,35 @@ pub struct OperationTotals {
     pub time_ns: u64,
 }
 
+/// Bins of [`Latencies`].
+pub const LATENCY_BINS: usize = 23;
+
+/// The first bin holds what took no more nanoseconds than two to this power: 4.096 µs.
+const FIRST_BIN_LOG2: u32 = 12;
+
+/// How many requests of one operation took how long, since the export was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Latencies {
+    /// Requests by the time that they took: bin `n` holds those beyond the bound of the bin before,
+    /// up to [`Latencies::bound_ns`]; the last one all that took longer.
+    pub bins: [u64; LATENCY_BINS],
+    /// How long all of them took together, in nanoseconds.
+    pub time_ns: u64,
+}
+
+impl Latencies {
+    /// The most nanoseconds that a request of a bin took; `None`: the last one has no bound.
+    pub fn bound_ns(bin: usize) -> Option<u64> {
+        (bin + 1 < LATENCY_BINS).then(|| 1 << (FIRST_BIN_LOG2 + bin as u32))
+    }
+
+    fn bin(took_ns: u64) -> usize {
+        // The power of two that is not below it.
+        let log2 = u64::BITS - took_ns.saturating_sub(1).leading_zeros();
+        (log2.saturating_sub(FIRST_BIN_LOG2) as usize).min(LATENCY_BINS - 1)
+    }
+}
+
 /// How many requests of one operation took how long.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Histogram {
@@ -91,7 +124,8 @@ struct Bins {
 
 #[derive(Debug, Default)]
 struct Counters {
-    requests: AtomicU64,
+    /// Requests that succeeded, by the time that they took.
+    bins: [AtomicU64; LATENCY_BINS],
     bytes: AtomicU64,
     failed: AtomicU64,
     time_ns: AtomicU64,
@@ -102,6 +136,8 @@ struct Counters {
 #[repr(align(128))]
 struct Shard {
     operations: [Counters; 4],
+    /// Requests that began.
+    begun: AtomicU64,
     /// The end of the last write in the disk.
     highest_written: AtomicU64,
     /// When the last request ended, in nanoseconds since [`Accounting::begun`].
@@ -110,7 +146,8 @@ struct Shard {
 
 /// Counts the requests of an export.
 pub struct Accounting {
-    shards: Box<[Shard; SHARDS]>,
+    /// Each made by the first lane that counts there.
+    shards: [OnceLock<Box<Shard>>; SHARDS],
     begun: Instant,
     has_histograms: AtomicBool,
     histograms: RwLock<[Option<Bins>; 4]>,
@@ -157,7 +194,7 @@ impl Accounting {
     /// Counts for an export that shares what is below it with others.
     pub fn among(neighbours: &FairDepth) -> Self {
         Accounting {
-            shards: Box::default(),
+            shards: Default::default(),
             begun: lane::now(),
             has_histograms: AtomicBool::new(false),
             histograms: RwLock::default(),
@@ -172,6 +209,16 @@ impl Accounting {
         let _ = self.failures.set(Arc::new(sink));
     }
 
+    /// What the calling thread counts in.
+    fn shard(&self) -> &Shard {
+        self.shards[shard_number()].get_or_init(Box::default)
+    }
+
+    /// Those that somebody has counted in.
+    fn counted(&self) -> impl Iterator<Item = &Shard> {
+        self.shards.iter().filter_map(|shard| Some(&**shard.get()?))
+    }
+
     /// Notes that a request begins in a stream, which counts it already.
     pub(crate) fn start(
         &self,
@@ -180,6 +227,7 @@ impl Accounting {
         stream: &StreamDepth,
     ) -> StartedRequest {
         let at = lane::now();
+        self.shard().begun.fetch_add(1, Ordering::Relaxed);
         trace!(
             name: "export_request_start",
             export = ?std::ptr::from_ref(self),
@@ -198,7 +246,7 @@ impl Accounting {
 
     /// Counts a request that has succeeded.
     pub(crate) fn succeed(&self, request: &StartedRequest) {
-        let shard = &self.shards[shard_number()];
+        let shard = self.shard();
         let now = lane::now();
         let took_ns = nanoseconds(now.saturating_duration_since(request.at));
         trace!(
@@ -210,7 +258,7 @@ impl Accounting {
             took_ns
         );
         let counters = &shard.operations[request.operation as usize];
-        counters.requests.fetch_add(1, Ordering::Relaxed);
+        counters.bins[Latencies::bin(took_ns)].fetch_add(1, Ordering::Relaxed);
         counters
             .bytes
             .fetch_add(request.len_bytes, Ordering::Relaxed);
@@ -233,7 +281,7 @@ impl Accounting {
 
     /// Counts a request that has failed.
     pub(crate) fn fail(&self, request: &StartedRequest, errno: i32, reason: &str) {
-        let shard = &self.shards[shard_number()];
+        let shard = self.shard();
         trace!(
             name: "export_request_failed",
             export = ?std::ptr::from_ref(self),
@@ -264,9 +312,10 @@ impl Accounting {
     /// What was counted of an operation.
     pub fn totals(&self, operation: Operation) -> OperationTotals {
         let mut totals = OperationTotals::default();
-        for shard in self.shards.iter() {
+        for shard in self.counted() {
             let counters = &shard.operations[operation as usize];
-            totals.requests += counters.requests.load(Ordering::Relaxed);
+            let bins = counters.bins.iter();
+            totals.requests += bins.map(|bin| bin.load(Ordering::Relaxed)).sum::<u64>();
             totals.bytes += counters.bytes.load(Ordering::Relaxed);
             totals.failed += counters.failed.load(Ordering::Relaxed);
             totals.time_ns += counters.time_ns.load(Ordering::Relaxed);
@@ -274,16 +323,41 @@ impl Accounting {
         totals
     }
 
+    /// How long the requests of an operation took that succeeded.
+    pub fn latencies(&self, operation: Operation) -> Latencies {
+        let mut latencies = Latencies::default();
+        for shard in self.counted() {
+            let counters = &shard.operations[operation as usize];
+            for (sum, bin) in latencies.bins.iter_mut().zip(&counters.bins) {
+                *sum += bin.load(Ordering::Relaxed);
+            }
+            latencies.time_ns += counters.time_ns.load(Ordering::Relaxed);
+        }
+        latencies
+    }
+
+    /// Requests that have begun and are not answered yet.
+    pub fn in_flight(&self) -> u64 {
+        // In this order: what ends between the looks is taken for in flight, not for negative.
+        let ended = |operation| {
+            let totals = self.totals(operation);
+            totals.requests + totals.failed
+        };
+        let ended: u64 = Operation::ALL.into_iter().map(ended).sum();
+        let begun = self.counted().map(|shard| shard.begun.load(Ordering::Relaxed));
+        begun.sum::<u64>().saturating_sub(ended)
+    }
+
     /// The offset of the disk in bytes behind which nothing was written.
     pub fn highest_written_bytes(&self) -> u64 {
         let highest = |shard: &Shard| shard.highest_written.load(Ordering::Relaxed);
-        self.shards.iter().map(highest).max().unwrap_or(0)
+        self.counted().map(highest).max().unwrap_or(0)
     }
 
     /// How long no request has ended; `None` if there was none.
     pub fn idle(&self) -> Option<Duration> {
         let end = |shard: &Shard| shard.last_end_ns.load(Ordering::Relaxed);
-        let last_ns = self.shards.iter().map(end).max().unwrap_or(0);
+        let last_ns = self.counted().map(end).max().unwrap_or(0);
         let last = Duration::from_nanos(last_ns);
         let now = lane::now().saturating_duration_since(self.begun);
         (last_ns > 0).then(|| now.saturating_sub(last))
@@ -364,6 +438,38 @@ mod tests {
         let highest = 2 * SHARDS as u64 * 512;
         assert_eq!(accounting.highest_written_bytes(), highest);
         assert!(accounting.idle().is_some());
+    }
+
+    #[test]
+    fn every_time_has_a_bin_up_to_its_bound() {
+        for (took_ns, bin) in [(0, 0), (1, 0), (4096, 0), (4097, 1), (8192, 1), (8193, 2)] {
+            assert_eq!(Latencies::bin(took_ns), bin, "{took_ns}");
+        }
+        for bin in 0..LATENCY_BINS - 1 {
+            let bound_ns = Latencies::bound_ns(bin).unwrap();
+            assert_eq!(Latencies::bin(bound_ns), bin);
+            assert_eq!(Latencies::bin(bound_ns + 1), bin + 1);
+        }
+        assert_eq!(Latencies::bound_ns(LATENCY_BINS - 1), None);
+        assert_eq!(Latencies::bin(u64::MAX), LATENCY_BINS - 1);
+    }
+
+    #[test]
+    fn what_is_in_flight_is_known_and_an_idle_export_has_no_counts() {
+        let accounting = Arc::new(Accounting::default());
+        assert_eq!(accounting.in_flight(), 0);
+        assert_eq!(accounting.counted().count(), 0);
+        let stream = StreamDepth::new(&accounting);
+        let read = accounting.start(Operation::Read, (0, 10), &stream);
+        let flush = accounting.start(Operation::Flush, (0, 0), &stream);
+        assert_eq!(accounting.in_flight(), 2);
+        accounting.fail(&flush, 5, "Input/output error");
+        assert_eq!(accounting.in_flight(), 1);
+        accounting.succeed(&read);
+        assert_eq!(accounting.in_flight(), 0);
+        let latencies = accounting.latencies(Operation::Read);
+        assert_eq!(latencies.bins.iter().sum::<u64>(), 1);
+        assert_eq!(latencies.time_ns, accounting.totals(Operation::Read).time_ns);
     }
 
     #[test]

@@ -31,6 +31,7 @@ pub(super) enum Part {
     Object,
     Chardev,
     Monitor,
+    Metrics,
     Trace,
 }
 
@@ -46,6 +47,7 @@ const OPTIONS: &[OptionSpec<Id>] = &[
     OptionSpec::long(Id::Daemonize, "daemonize", Takes::Nothing),
     OptionSpec::long(Id::Part(Part::Export), "export", Takes::Value),
     OptionSpec::long(Id::Log, "log", Takes::Value),
+    OptionSpec::long(Id::Part(Part::Metrics), "metrics", Takes::Value),
     OptionSpec::long(Id::Part(Part::Monitor), "monitor", Takes::Value),
     OptionSpec::long(Id::Part(Part::NbdServer), "nbd-server", Takes::Value),
     OptionSpec::long(Id::Part(Part::Object), "object", Takes::Value),
@@ -174,6 +176,7 @@ fn option(part: Part) -> &'static str {
         Part::Export => "export",
         Part::NbdServer => "nbd-server",
         Part::Object => "object",
+        Part::Metrics => "metrics",
         Part::Monitor => "monitor",
         Part::Trace => "trace",
     }
@@ -232,6 +235,11 @@ What there is, each made in the order given:
   --monitor [chardev=]ID[,pretty=on]
                              a monitor (QMP): nodes, exports and jobs made, changed and
                              asked for while the program runs
+  --metrics unix:PATH[,token-secret=ID]
+  --metrics HOST:PORT[,token-secret=ID][,tls-creds=ID]
+                             metrics for Prometheus, a page for people, and all that a
+                             monitor can do as JSON over HTTP (vellum ctl); over TCP
+                             changes need a token, and other machines TLS too
 
 Values may be JSON objects as well.
 

@@ -132,12 +132,15 @@ async fn run(
         ready.notify_parent(false)?;
     }
     let has = |part| arguments.items.iter().any(|item| item.part == part);
-    if !has(Part::Export) && !has(Part::Monitor) && program.config.is_none() {
+    let is_reached = has(Part::Export) || has(Part::Monitor) || has(Part::Metrics);
+    if !is_reached && program.config.is_none() {
         hint::give("nothing is exported (--export) and nobody can change that (--monitor): Ctrl-C");
     }
     program.daemon.forward_notices();
     program.daemon.parts.lock().await.start_server();
     program.begin_monitors();
+    let http = program.daemon.start_http()?;
+    program.monitors.borrow_mut().extend(http);
     service::keep_watchdog();
     let status = match &program.config {
         Some(config) => config.status().await,
@@ -169,7 +172,7 @@ impl Program {
         let monitored = arguments
             .items
             .iter()
-            .any(|item| item.part == Part::Monitor);
+            .any(|item| matches!(item.part, Part::Monitor | Part::Metrics));
         let nodes = match monitored || config.is_some() || state.is_some() {
             true => Nodes::live(),
             false => Nodes::sharing(),
@@ -233,6 +236,10 @@ impl Program {
                     daemon.stop.request();
                 }
                 return Ok(());
+            }
+            Part::Metrics => {
+                let options = parse_options(&item.text, Some("address"))?;
+                daemon.add_metrics(options).await
             }
             Part::Monitor => daemon.add_monitor(parse_options(&item.text, Some("chardev"))?),
         };

@@ -15,6 +15,7 @@ pub mod config;
 mod event_limits;
 mod events;
 mod export;
+pub mod http;
 mod inherited;
 mod jobs;
 mod monitor;
@@ -27,7 +28,7 @@ mod state;
 use std::cell::RefCell;
 use std::pin::pin;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, join, select};
 use futures_util::lock::Mutex;
@@ -112,6 +113,11 @@ pub struct Daemon {
     nodes: Nodes,
     /// What a state file is written from.
     state: state::Recorder,
+    /// What is counted of its exports, for the same.
+    counted: export::CountedExports,
+    begun: Instant,
+    /// Where HTTP is to be served, once that begins.
+    doors: RefCell<Vec<http::Bound>>,
 }
 
 /// So long is a server waited for that does not answer while the daemon ends: less than what
@@ -125,14 +131,18 @@ impl Daemon {
         let notices = Notices::default();
         let of_node = notices.clone();
         nodes.on_notice(move |notice| of_node.of_node(notice));
+        let exports = export::ServerExports::default();
         Rc::new(Daemon {
+            counted: exports.counted(),
+            begun: Instant::now(),
+            doors: RefCell::default(),
             nodes: nodes.clone(),
             parts: Mutex::new(DaemonState {
                 nodes,
                 objects: Objects::default(),
                 server: None,
                 server_options: None,
-                exports: export::ServerExports::default(),
+                exports,
                 events: events.clone(),
                 notices,
                 environment,
@@ -195,6 +205,7 @@ impl Daemon {
     /// Forgets the character devices: their sockets and links are removed.
     pub fn close_chardevs(&self) {
         self.monitors.take();
+        self.doors.take();
         self.chardevs.clear();
     }
 

@@ -15,7 +15,7 @@ use crate::options::Options;
 
 /// What names are for.
 #[derive(Debug, Clone, Copy)]
-enum Naming {
+pub(super) enum Naming {
     /// Each node has that of what it is.
     AsTheyStand,
     /// What copies on reads, or has faults injected, has the name of the image below: nothing opens it
@@ -130,7 +130,7 @@ impl NamedNode {
     }
 
     /// The names of nodes and of all that these stand on, who are among them.
-    fn names_of(&self, nodes: Vec<String>, naming: Naming) -> BTreeMap<String, Name> {
+    pub(super) fn names_of(&self, nodes: Vec<String>, naming: Naming) -> BTreeMap<String, Name> {
         let mut names = BTreeMap::new();
         for node in self.top_down(nodes).into_iter().rev() {
             let below = match naming {

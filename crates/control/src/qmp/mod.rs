@@ -40,7 +40,8 @@ pub enum Class {
 }
 
 impl Class {
-    fn name(self) -> &'static str {
+    /// QMP's name of it.
+    pub fn name(self) -> &'static str {
         match self {
             Class::Generic => "GenericError",
             Class::CommandNotFound => "CommandNotFound",

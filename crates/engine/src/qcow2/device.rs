@@ -18,6 +18,7 @@ use crate::qcow2::options::{CacheOptions, OpenOptions};
 use crate::qcow2::read::chain::Located;
 use crate::qcow2::read::data::{read, read_into};
 use crate::qcow2::read::status::block_status;
+use crate::qcow2::write_log::log::WriteLogUsage;
 use crate::{BlockDevice, DeviceInfo, Extent, RequestFlags, ZeroRequest};
 
 /// Memory of the metadata caches, bookkeeping included.
@@ -33,6 +34,38 @@ pub struct CacheUsage {
     pub refcount_limit_bytes: u64,
     /// What the merged mapping of the backing chain takes.
     pub chain_index_bytes: u64,
+}
+
+/// What each cache of an image holds, and how often it had what was looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheCounts {
+    /// L2 tables.
+    pub l2: CacheCount,
+    /// Refcount blocks.
+    pub refcount: CacheCount,
+    /// Decompressed clusters.
+    pub compressed: CacheCount,
+}
+
+/// What was counted of one cache since the image was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CacheCount {
+    /// Memory that it takes, in bytes.
+    pub bytes: u64,
+    /// Looks that found what they wanted.
+    pub hits: u64,
+    /// Looks that did not: it was loaded, or somebody was loading it.
+    pub misses: u64,
+}
+
+impl CacheCount {
+    fn new(bytes: usize, (hits, misses): (u64, u64)) -> CacheCount {
+        CacheCount {
+            bytes: bytes as u64,
+            hits,
+            misses,
+        }
+    }
 }
 
 /// An open qcow2 image.
@@ -112,6 +145,23 @@ impl Qcow2 {
             refcount_limit_bytes: refcounts.limit_bytes() as u64,
             chain_index_bytes: image.backing_chain.used_bytes() as u64,
         }
+    }
+
+    /// What was counted of the caches. No lock that requests take is taken for that.
+    pub fn cache_counts(&self) -> CacheCounts {
+        let image = &self.image;
+        let refcounts = &image.allocator.refcounts.cache;
+        let compressed = &image.compressed_reads.cache;
+        CacheCounts {
+            l2: CacheCount::new(image.l2.used_bytes(), image.l2.looks()),
+            refcount: CacheCount::new(refcounts.used_bytes(), refcounts.looks()),
+            compressed: CacheCount::new(compressed.counted_bytes(), compressed.looks()),
+        }
+    }
+
+    /// How full the write log is; `None` if there is none. No lock that requests take is taken.
+    pub fn write_log_usage(&self) -> Option<WriteLogUsage> {
+        Some(self.image.write_log.get()?.usage())
     }
 
     /// Starts a change of the image that is not a guest's request: no record of the write log

@@ -65,7 +65,7 @@ pub use alloc::prealloc::PreallocateAhead;
 pub use bitmap::{BitmapOptions, BitmapView, Bitmaps, DirtyBitmap, MemoryBitmap};
 pub use cache_budget::CacheBudget;
 pub use compressed::compress::CompressionOptions;
-pub use device::{AsQcow2, CacheUsage, Qcow2};
+pub use device::{AsQcow2, CacheCount, CacheCounts, CacheUsage, Qcow2};
 pub use header::backing::BackingName;
 pub(crate) use header::load::read_bytes;
 pub(crate) use integrity::errors::bad_format;
@@ -75,3 +75,5 @@ pub use open::{read_header, read_snapshots};
 pub use options::{Backing, CacheOptions, OpenOptions, OpenPurpose};
 pub use snapshot::{NewSnapshot, SnapshotSelector};
 pub use write_log::WriteLogOptions;
+
+pub use write_log::log::WriteLogUsage;

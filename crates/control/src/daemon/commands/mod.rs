@@ -206,6 +206,7 @@ const COMMANDS: &[(&str, Command)] = &[
     ("x-debug-query-block-graph", |d, a| {
         Box::pin(graph::query(d, a))
     }),
+    ("x-vellum-flush", |d, a| Box::pin(nodes::flush(d, a))),
     (scrub::NAME, |d, a| Box::pin(jobs::scrub(d, a))),
 ];
 

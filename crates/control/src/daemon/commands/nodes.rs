@@ -48,6 +48,18 @@ pub(super) async fn set_active(daemon: Rc<Daemon>, mut arguments: Arguments) -> 
     done()
 }
 
+/// Makes durable what was written to a node, as its clients can ask for themselves.
+pub(super) async fn flush(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let name = arguments.need_text("node-name")?;
+    arguments.finish()?;
+    let parts = daemon.parts.lock().await;
+    let device = parts.nodes.device(&name)?;
+    if !device.info().read_only {
+        device.flush().await?;
+    }
+    done()
+}
+
 pub(super) async fn resize(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
     let device = arguments.text("device")?;
     let node = arguments.text("node-name")?;

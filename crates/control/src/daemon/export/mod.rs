@@ -1,6 +1,7 @@
 //! `--export`, `block-export-add`: what all types have in common. Each type has a file, and a
 //! variant of [`Wanted`] and of [`Served`].
 
+mod counted;
 mod ending;
 mod fuse;
 mod nbd;
@@ -22,6 +23,7 @@ use vellum_export::nbd::Exports;
 
 use super::server::{Server, ServerEnvironment};
 use super::{Failure, failure, message, need, refuse_rest};
+pub(super) use counted::{CountedExport, CountedExports};
 use ending::{EndingExport, EndingExports};
 use fuse::ResizeInTurn;
 
@@ -154,6 +156,14 @@ impl Served {
         }
     }
 
+    /// The name by which NBD clients ask for it.
+    fn name(&self) -> Option<String> {
+        match self {
+            Served::Nbd(export) => Some(export.name.clone()),
+            Served::Fuse(_) | Served::VhostUserBlk(_) => None,
+        }
+    }
+
     /// What its clients have asked for.
     fn accounting(&self) -> Arc<Accounting> {
         match self {
@@ -212,6 +222,7 @@ pub(super) struct ExportInfo {
 pub(super) struct ServerExports {
     entries: Vec<ExportEntry>,
     ending: EndingExports,
+    counted: CountedExports,
     /// None keeps the others waiting with a deep queue.
     neighbours: FairDepth,
 }
@@ -341,7 +352,20 @@ impl ServerExports {
         }
     }
 
+    /// What is counted of them, for those who do not hold them.
+    pub(super) fn counted(&self) -> CountedExports {
+        self.counted.clone()
+    }
+
     fn note(&mut self, entry: ExportEntry) {
+        self.counted.add(CountedExport {
+            id: entry.id.clone(),
+            node: entry.node.clone(),
+            kind: entry.served.kind(),
+            name: entry.served.name(),
+            joined: entry.joined,
+            accounting: entry.served.accounting(),
+        });
         trace!(
             name: "block_export_added",
             id = entry.id,
@@ -410,6 +434,7 @@ impl ServerExports {
         if removal == Removal::Safe && self.entries[at].served.is_in_use() {
             return Err(message(format!("export '{id}' still in use")));
         }
+        self.counted.remove(id);
         Ok(self.entries.remove(at))
     }
 

@@ -18,6 +18,7 @@ mod job_nodes;
 pub(super) mod mirror;
 pub(super) mod mirroring;
 pub(super) mod scrub;
+mod state;
 pub(super) mod stream;
 
 use std::cell::{Cell, RefCell};
@@ -36,6 +37,7 @@ use super::Daemon;
 use super::events::Events;
 use crate::error_text;
 pub(super) use job_nodes::JobNodes;
+pub(super) use state::JobState;
 
 /// How many pieces of a copy are in flight at once.
 const PARALLEL: usize = 8;

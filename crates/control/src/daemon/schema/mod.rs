@@ -7,6 +7,7 @@
 //! - `events.txt`: `event NAME { ... }`.
 //! - `types.txt`: `object NAME { ... }`, with variants `object NAME { ... } by TAG { value: type }`;
 //!   `enum NAME { value, value }`; `alternate NAME { type, type }`.
+//! - `rest.txt`: types of what is told over HTTP only.
 //!
 //! `[type]` is a list, `!word` a feature (`!deprecated`). Types' names are for readers: as in QEMU,
 //! numbers take their place, which mean nothing. Drivers that are not there are left out of
@@ -15,6 +16,7 @@
 //! Invariant: what is told can be asked. A test compares every entry with the real daemon's.
 
 pub(super) mod check;
+mod openapi;
 mod parse;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -22,6 +24,7 @@ use std::collections::{BTreeMap, VecDeque};
 use serde_json::{Map, Value, json};
 
 use crate::driver_names;
+pub(super) use openapi::{argument_types, arguments, components, of_type, result};
 use parse::{Declaration, Kind, Member, Word, declarations};
 
 const COMMANDS: &str = include_str!("commands.txt");

@@ -17,6 +17,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use event_listener::{Event, EventListener};
 use parking_lot::{Mutex, MutexGuard};
@@ -51,6 +52,10 @@ pub(crate) struct ClusterCache {
     entry_bytes: usize,
     share: Arc<CacheShare>,
     state: Mutex<State>,
+    /// Whoever holds the state writes these, for those that do not.
+    clusters: AtomicUsize,
+    hits: AtomicU64,
+    misses: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -121,6 +126,9 @@ impl ClusterCache {
             entry_bytes: entry_bytes as usize,
             share: share.clone(),
             state: Mutex::default(),
+            clusters: AtomicUsize::new(0),
+            hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
         }
     }
 
@@ -142,8 +150,10 @@ impl ClusterCache {
         }
         let mut state = self.lock();
         if let Some(cluster) = state.find(&key) {
+            self.hits.fetch_add(1, Ordering::Relaxed);
             return Lookup::Hit(cluster);
         }
+        self.misses.fetch_add(1, Ordering::Relaxed);
         if let Some(loading) = state.loading.iter_mut().find(|other| other.key == key) {
             loading.joined = true;
             return Lookup::Loading(loading.ended.listen());
@@ -179,6 +189,18 @@ impl ClusterCache {
         let bytes = |clusters: usize| clusters * self.entry_bytes;
         self.share
             .account(bytes(clusters_before), bytes(state.clock.len()));
+        self.clusters.store(state.clock.len(), Ordering::Relaxed);
+    }
+
+    /// As [`ClusterCache::used_bytes`], without the lock.
+    pub(crate) fn counted_bytes(&self) -> usize {
+        self.clusters.load(Ordering::Relaxed) * self.entry_bytes
+    }
+
+    /// How often a cluster was there, and how often not.
+    pub(crate) fn looks(&self) -> (u64, u64) {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        (count(&self.hits), count(&self.misses))
     }
 
     /// Bytes that the cached clusters take.

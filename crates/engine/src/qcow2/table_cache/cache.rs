@@ -25,7 +25,7 @@ mod shard;
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -70,7 +70,31 @@ pub(crate) struct TableCache<C: Codec = RawTables> {
     share: Arc<CacheShare>,
     /// Where others that need room begin to take it.
     next_shard: AtomicUsize,
-    shards: Box<[Mutex<Shard<C>>]>,
+    shards: Box<[CountedShard<C>]>,
+}
+
+/// A shard, and what was looked for in it. Whoever holds its lock counts, so that counting is no more
+/// than a store beside the lock; whoever wants to know takes none.
+struct CountedShard<C: Codec> {
+    shard: Mutex<Shard<C>>,
+    hits: AtomicU64,
+    misses: AtomicU64,
+}
+
+impl<C: Codec> Default for CountedShard<C> {
+    fn default() -> Self {
+        CountedShard {
+            shard: Mutex::default(),
+            hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
+        }
+    }
+}
+
+/// Adds one; nobody else writes there meanwhile.
+#[inline]
+fn count(counter: &AtomicU64) {
+    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
 }
 
 const MAX_SHARDS: usize = 16;
@@ -119,7 +143,7 @@ impl<C: Codec> TableCache<C> {
             dirty: AtomicUsize::new(0),
             share: Arc::default(),
             next_shard: AtomicUsize::new(0),
-            shards: (0..shards).map(|_| Mutex::default()).collect(),
+            shards: (0..shards).map(|_| CountedShard::default()).collect(),
         };
         cache.set_budget(budget);
         cache
@@ -183,7 +207,7 @@ impl<C: Codec> TableCache<C> {
     }
 
     fn lock(&self, index: usize) -> MutexGuard<'_, Shard<C>> {
-        self.shards[index].lock()
+        self.shards[index].shard.lock()
     }
 
     fn shard(&self, key: u64) -> MutexGuard<'_, Shard<C>> {
@@ -209,9 +233,25 @@ impl<C: Codec> TableCache<C> {
         key: u64,
         look: impl FnOnce(Content<'_, C::Packed>) -> R,
     ) -> Option<R> {
-        let mut shard = self.shard(key);
-        let table = shard.used(key)?;
+        let place = &self.shards[self.shard_index(key)];
+        let mut shard = place.shard.lock();
+        let Some(table) = shard.used(key) else {
+            count(&place.misses);
+            return None;
+        };
+        count(&place.hits);
         Some(look(table.stored.content()))
+    }
+
+    /// How often a table was looked for and there, and how often not. Whoever has missed one looks
+    /// again when it is loaded: that is no hit.
+    pub(crate) fn looks(&self) -> (u64, u64) {
+        let sum = |counter: fn(&CountedShard<C>) -> &AtomicU64| -> u64 {
+            let all = self.shards.iter();
+            all.map(|place| counter(place).load(Ordering::Relaxed)).sum()
+        };
+        let misses = sum(|place| &place.misses);
+        (sum(|place| &place.hits).saturating_sub(misses), misses)
     }
 
     /// Changes the table at host offset `key`, if it is in memory; it is dirty

@@ -38,6 +38,8 @@ const NUMBERS_APART: u64 = 1 << 32;
 #[derive(Debug)]
 pub(super) struct LogState {
     ring: Ring,
+    /// What live records take of the ring, for those that do not hold this.
+    live_bytes: Arc<AtomicU64>,
     live: LiveChunks,
     next_sequence: u64,
     next_batch: u64,
@@ -56,6 +58,18 @@ impl LogState {
     fn release(&mut self, mark: Mark) {
         self.ring.release(mark);
         self.live.release(mark);
+        self.tell_live();
+    }
+
+    /// Gives a place to a batch that nothing else gets.
+    fn take(&mut self, at_bytes: u64, len_bytes: u64) {
+        self.ring.take(at_bytes, len_bytes);
+        self.tell_live();
+    }
+
+    fn tell_live(&self) {
+        self.live_bytes
+            .store(self.ring.live_bytes(), Ordering::Relaxed);
     }
 }
 
@@ -75,6 +89,7 @@ pub(crate) struct WriteLog {
     pub(super) overlaps: Overlaps,
     pub(super) pending: Mutex<Pending>,
     pub(super) rounds: Coalescer,
+    live_bytes: Arc<AtomicU64>,
     state: Mutex<LogState>,
     superblock: async_lock::Mutex<()>,
     /// How many want no records in the log for now.
@@ -93,6 +108,17 @@ impl fmt::Debug for WriteLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "WriteLog({:?})", self.file.name())
     }
+}
+
+/// How full a write log is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WriteLogUsage {
+    /// Bytes of records that a crash would have replayed.
+    pub live_bytes: u64,
+    /// Bytes that all records may take together.
+    pub capacity_bytes: u64,
+    /// Batches of records that were appended since the image was opened.
+    pub appends: u64,
 }
 
 /// A moment: everything that was appended before it.
@@ -135,6 +161,7 @@ impl WriteLog {
         let [next_sequence, next_batch] = old.map_or([1, 1], |old| {
             [old.start_sequence, old.start_batch].map(|start| start + NUMBERS_APART)
         });
+        let live_bytes = Arc::new(AtomicU64::new(0));
         WriteLog {
             file,
             batches,
@@ -145,8 +172,10 @@ impl WriteLog {
             overlaps: Overlaps::default(),
             pending: Mutex::default(),
             rounds: Coalescer::default(),
+            live_bytes: live_bytes.clone(),
             state: Mutex::new(LogState {
                 ring: Ring::new(len_bytes),
+                live_bytes,
                 live: LiveChunks::new(cluster_bytes),
                 next_sequence,
                 next_batch,
@@ -166,6 +195,15 @@ impl WriteLog {
 
     pub(super) fn state(&self) -> MutexGuard<'_, LogState> {
         self.state.lock()
+    }
+
+    /// How full it is. No lock of a request is taken for that.
+    pub(crate) fn usage(&self) -> WriteLogUsage {
+        WriteLogUsage {
+            live_bytes: self.live_bytes.load(Ordering::Relaxed),
+            capacity_bytes: self.len_bytes.saturating_sub(RING_START_BYTES),
+            appends: self.appends.load(Ordering::Relaxed),
+        }
     }
 
     /// What all notes may take together.
@@ -223,7 +261,7 @@ impl WriteLog {
                 sequence: state.next_sequence,
             };
             // Whatever becomes of it, nothing else gets this place and these numbers.
-            state.ring.take(at_bytes, pending.batch_bytes());
+            state.take(at_bytes, pending.batch_bytes());
             let end = state.ring.mark();
             for range in pending.ranges() {
                 state.live.note(&range, end);

@@ -2,8 +2,8 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use event_listener::Event;
 use futures_util::future::select;
@@ -27,6 +27,17 @@ struct State {
 pub struct ThrottleGroup {
     name: String,
     state: Mutex<State>,
+    waits: AtomicU64,
+    waited_ns: AtomicU64,
+}
+
+/// How requests have waited for the limits of a group, since it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThrottleWaits {
+    /// Requests that had to wait, and went on.
+    pub requests: u64,
+    /// How long they waited, all together.
+    pub time: Duration,
 }
 
 impl ThrottleGroup {
@@ -40,7 +51,23 @@ impl ThrottleGroup {
                 members: 0,
                 next_member: 0,
             }),
+            waits: AtomicU64::new(0),
+            waited_ns: AtomicU64::new(0),
         })
+    }
+
+    /// How requests have waited for it. No lock of a request is taken for that.
+    pub fn waits(&self) -> ThrottleWaits {
+        ThrottleWaits {
+            requests: self.waits.load(Ordering::Relaxed),
+            time: Duration::from_nanos(self.waited_ns.load(Ordering::Relaxed)),
+        }
+    }
+
+    fn note_wait(&self, time: Duration) {
+        let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.waits.fetch_add(1, Ordering::Relaxed);
+        self.waited_ns.fetch_add(time_ns, Ordering::Relaxed);
     }
 
     /// Its name.
@@ -139,6 +166,7 @@ impl Member {
 
     /// Waits until a request may go on, and counts it.
     pub(super) async fn admit(&self, direction: Direction, len_bytes: u64) {
+        let begun = lane::now();
         let turn = Arc::new(Event::new());
         let ticket = {
             let mut state = self.group.lock();
@@ -154,6 +182,7 @@ impl Member {
             match place.attempt(len_bytes) {
                 Admission::Admitted(next) => {
                     wake(next);
+                    self.group.note_wait(lane::now().saturating_duration_since(begun));
                     return;
                 }
                 Admission::Behind => called.await,

@@ -20,7 +20,7 @@ use vellum_io::{Buffers, Io, spawn};
 use buckets::Direction;
 pub use buckets::{Limit, MAX_RATE, ThrottleLimits};
 use group::Member;
-pub use group::{Lifted, ThrottleGroup};
+pub use group::{Lifted, ThrottleGroup, ThrottleWaits};
 
 /// A storage whose requests keep to the limits of a group. Needs a lane.
 #[derive(Debug)]

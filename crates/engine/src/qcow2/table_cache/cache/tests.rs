@@ -315,7 +315,7 @@ proptest! {
             let real: usize = cache
                 .shards
                 .iter()
-                .map(|shard| shard.lock().real_bytes())
+                .map(|place| place.shard.lock().real_bytes())
                 .sum();
             prop_assert_eq!(cache.used_bytes(), real);
             let dirty = cache.dirty.load(Ordering::Relaxed);

@@ -1,0 +1,120 @@
+//! [`NodeState`]: all nodes at one moment, for whoever draws or counts them on another thread.
+//!
+//! Invariants:
+//! - The list is locked once, and no file is asked anything meanwhile.
+//! - Nothing here waits for a request, or makes one wait.
+
+use std::sync::Arc;
+
+use vellum::BlockDevice;
+use vellum_storage::nodes::watch::WriteWatch;
+
+use super::names::Naming;
+use super::{Nodes, User};
+use crate::graph::NodeKind;
+
+/// A node with what it stands on.
+#[derive(Debug)]
+pub(crate) struct NodeState {
+    pub(crate) name: String,
+    pub(crate) driver: &'static str,
+    /// What QMP calls its file; empty unless it was asked for.
+    pub(crate) filename: String,
+    pub(crate) size_bytes: u64,
+    pub(crate) read_only: bool,
+    /// Bytes that it takes on its disk, where that is known.
+    pub(crate) allocated_bytes: Option<u64>,
+    /// The nodes that it stands on, by what they are to it.
+    pub(crate) children: Vec<(String, String)>,
+    /// It shows what one of its children does.
+    pub(crate) is_filter: bool,
+    /// Another node stands on it, or it belongs to a job.
+    pub(crate) is_below: bool,
+    /// Jobs that work with it.
+    pub(crate) jobs: Vec<String>,
+    /// The node, where it is of a format.
+    pub(crate) device: Option<Arc<dyn BlockDevice>>,
+    /// The path of its file, where it is one of the host's.
+    pub(crate) path: Option<String>,
+    /// What is noted of writes, where it is of none.
+    pub(crate) watch: Option<Arc<WriteWatch>>,
+}
+
+impl NodeState {
+    /// The child that is `role` to it.
+    pub(crate) fn child(&self, role: &str) -> Option<&str> {
+        let mut children = self.children.iter();
+        let found = children.find(|(known, _)| known == role);
+        found.map(|(_, name)| name.as_str())
+    }
+
+    /// The node that it shows where it has nothing of its own; all of it, for a filter.
+    pub(crate) fn shown_below(&self) -> Option<&str> {
+        // An image below a verifying filter is named beside what it is compared with.
+        let of_filter = || ["image", "file", "raw"].iter().find_map(|role| self.child(role));
+        match self.is_filter {
+            true => of_filter(),
+            false => self.child("backing"),
+        }
+    }
+}
+
+impl Nodes {
+    /// All nodes, in the order of their names, with those of their files if these are wanted.
+    pub(crate) fn inventory(&self, with_filenames: bool) -> Vec<NodeState> {
+        let mut states = Vec::new();
+        let mut kinds = Vec::new();
+        {
+            let named = self.lock();
+            let mut filenames = match with_filenames {
+                true => named.names_of(named.nodes.keys().cloned().collect(), Naming::AsTheyStand),
+                false => Default::default(),
+            };
+            for (name, node) in named.nodes.iter() {
+                let users = named.uses.of(name).map(|one| &one.user);
+                let jobs = users.clone().filter_map(|user| match user {
+                    User::Job { id, .. } => Some(id.clone()),
+                    User::Node(_) | User::Export(_) => None,
+                });
+                let children = named.uses.by(name);
+                let children = children.map(|one| (one.wanted.role.clone(), one.node.clone()));
+                kinds.push(node.opened.kind.clone());
+                states.push(NodeState {
+                    name: name.clone(),
+                    driver: node.opened.driver,
+                    filename: filenames.remove(name).map(|name| name.text()).unwrap_or_default(),
+                    size_bytes: 0,
+                    read_only: !node.is_writable_when_active(),
+                    allocated_bytes: None,
+                    children: children.collect(),
+                    is_filter: node.is_filter_driver(),
+                    is_below: node.is_filter || users.clone().any(|user| matches!(user, User::Node(_))),
+                    jobs: jobs.collect(),
+                    device: None,
+                    path: None,
+                    watch: named.watches.get(name).cloned(),
+                });
+            }
+        }
+        for (state, kind) in states.iter_mut().zip(kinds) {
+            match kind {
+                NodeKind::Device(device) => {
+                    state.size_bytes = device.size_bytes();
+                    state.allocated_bytes = device.allocated_bytes().ok().flatten();
+                    state.device = Some(device);
+                }
+                NodeKind::Storage(storage) => {
+                    // What cannot be asked has no size to tell.
+                    state.size_bytes = storage.len_bytes().unwrap_or_default();
+                    state.allocated_bytes = storage.allocated_bytes().ok().flatten();
+                    if matches!(state.driver, "file" | "host_device") {
+                        state.path = Some(storage.name().to_owned());
+                    }
+                }
+            }
+            state.jobs.sort_unstable();
+            state.jobs.dedup();
+        }
+        states
+    }
+}
