@@ -8,6 +8,7 @@
 
 mod audit;
 mod bench;
+mod ctl;
 mod daemon;
 mod getopt;
 mod hint;
@@ -93,6 +94,7 @@ fn tool(name: &str) -> Option<Main> {
         "audit" => audit::main,
         "bench" => bench::main,
         "completions" => |_, words| manual::completions(&words),
+        "ctl" => ctl::main,
         "daemon" => daemon::main,
         "inspect" => inspect::main,
         "install-links" => |_, words| install::main(&words),

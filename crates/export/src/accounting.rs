@@ -344,7 +344,9 @@ impl Accounting {
             totals.requests + totals.failed
         };
         let ended: u64 = Operation::ALL.into_iter().map(ended).sum();
-        let begun = self.counted().map(|shard| shard.begun.load(Ordering::Relaxed));
+        let begun = self
+            .counted()
+            .map(|shard| shard.begun.load(Ordering::Relaxed));
         begun.sum::<u64>().saturating_sub(ended)
     }
 
@@ -469,7 +471,10 @@ mod tests {
         assert_eq!(accounting.in_flight(), 0);
         let latencies = accounting.latencies(Operation::Read);
         assert_eq!(latencies.bins.iter().sum::<u64>(), 1);
-        assert_eq!(latencies.time_ns, accounting.totals(Operation::Read).time_ns);
+        assert_eq!(
+            latencies.time_ns,
+            accounting.totals(Operation::Read).time_ns
+        );
     }
 
     #[test]

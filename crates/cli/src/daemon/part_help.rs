@@ -31,7 +31,10 @@ pub(super) fn asked(arguments: &Arguments) -> Result<Option<String>, Failure> {
                 ))
             }
             (Part::Trace, [_]) => Some(trace::list()),
-            (Part::Blockdev | Part::Export | Part::Metrics | Part::Monitor | Part::NbdServer, [_]) => {
+            (
+                Part::Blockdev | Part::Export | Part::Metrics | Part::Monitor | Part::NbdServer,
+                [_],
+            ) => {
                 let text = "Help is not available for this option";
                 return Err(Failure::message(text).with_prefix(item));
             }

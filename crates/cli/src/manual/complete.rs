@@ -9,6 +9,8 @@
 //! Invariant: an image is opened for reading only, without waiting for its locks, and only if
 //! it is a regular file; what fails leads to fewer candidates, never to a message.
 
+mod running;
+
 use std::fmt::Write;
 
 use vellum_control::{create_options, driver_names, option_names};
@@ -295,6 +297,7 @@ fn operand(tool: &Tool, line: &Line, typed: &str) -> Candidates {
             ..Candidates::default()
         },
         ("bitmap", 1) => of_image(Kind::Bitmap, &line.operands).into_answer(),
+        ("ctl", _) => running::behind_ctl(line),
         ("daemon" | "qemu-storage-daemon", _) => Candidates::default(),
         ("dd", _) if !typed.contains('=') => {
             Candidates::of(["if=", "of=", "bs=", "count=", "skip="])

@@ -59,6 +59,7 @@ static PAGES: &[(&str, Page)] = &[
     ("completions", COMPLETIONS),
     ("convert", page(CONVERT)),
     ("create", page(CREATE)),
+    ("ctl", CTL),
     ("daemon", DAEMON),
     ("dd", page(DD)),
     ("img bench", page(IMG_BENCH)),
@@ -290,6 +291,40 @@ const CREATE: &[Example] = &[
     ("vellum create -f qcow2 -o help", "what -o takes"),
 ];
 
+const CTL: Page = Page {
+    usage: &[
+        "[OPTIONS] list|jobs|exports|nodes|stats|top|host",
+        "[OPTIONS] show|flush|commit|stream DISK",
+        "[OPTIONS] snapshot|mirror|backup DISK FILE",
+        "[OPTIONS] resize DISK SIZE",
+        "[OPTIONS] job pause|resume|complete|cancel|dismiss|finalize ID",
+        "[OPTIONS] job speed ID SIZE",
+        "[OPTIONS] unexport ID",
+        "[OPTIONS] qmp COMMAND [JSON]",
+    ],
+    examples: &[
+        (
+            "export VELLUM_CTL=unix:/run/vellum.sock",
+            "where the daemon was told to listen: --metrics unix:/run/vellum.sock",
+        ),
+        ("vellum ctl list", "the disks that it serves"),
+        (
+            "vellum ctl snapshot disk overlay.qcow2",
+            "what is written from now on goes to a new image",
+        ),
+        (
+            "vellum ctl backup disk /backup/disk.qcow2 --speed 50M",
+            "a copy of the disk as it is now, at 50 MiB a second",
+        ),
+        (
+            "vellum ctl top -i 1",
+            "what each disk is asked for, looked at every second",
+        ),
+        ("vellum ctl qmp query-block-jobs", "whatever QMP can tell"),
+    ],
+    exits: USUAL,
+};
+
 const DAEMON: Page = Page {
     usage: &["[OPTIONS]"],
     examples: &[
@@ -307,6 +342,10 @@ const DAEMON: Page = Page {
         (
             "vellum daemon --config disks.toml --state state.json --log json",
             "the disks of a file, and what clients make besides; SIGHUP reads the file again",
+        ),
+        (
+            "vellum daemon --metrics unix:/run/vellum.sock --metrics localhost:9100 ...",
+            "commands by 'vellum ctl' over the socket, metrics for Prometheus over the port",
         ),
     ],
     exits: &[("0", "ended by a signal or a client"), FAILED],

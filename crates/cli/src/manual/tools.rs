@@ -1,7 +1,7 @@
 //! The programs and their tools, with what their parsers and helps say.
 
 use crate::getopt::Shape;
-use crate::{audit, bench, daemon, img, inspect, io, mount, nbd, oci, serve};
+use crate::{audit, bench, ctl, daemon, img, inspect, io, mount, nbd, oci, serve};
 
 /// A program or a tool of one.
 #[derive(Debug, Clone)]
@@ -48,6 +48,7 @@ impl Tool {
 const HELP_OPTION: &str = "  -h, --help                print this help\n";
 const AUDIT: &str = "Tell whether an image that nobody vouches for is safe to open";
 const BENCH: &str = "Show what the choices of an image cost on this machine";
+const CTL: &str = "Show and change what a running daemon serves";
 const DAEMON: &str = "Serve the images that options describe (qemu-storage-daemon)";
 const INSPECT: &str = "Show what is in an image, and what could be better";
 const IO: &str = "Read and write single requests (qemu-io)";
@@ -90,6 +91,7 @@ pub fn programs() -> Vec<Tool> {
     tools.extend([
         own("audit", AUDIT, audit::options(), audit::HELP).explained(audit::EXPLAINS),
         Tool::new("bench", BENCH, bench::options(), bench::help("vellum")),
+        own("ctl", CTL, ctl::options(), ctl::HELP).explained(ctl::EXPLAINS),
         own("inspect", INSPECT, inspect::options(), inspect::HELP).explained(inspect::EXPLAINS),
         own("oci", OCI, oci::options(), oci::HELP).explained(oci::EXPLAINS),
         io_tool(),

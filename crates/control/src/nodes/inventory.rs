@@ -51,7 +51,11 @@ impl NodeState {
     /// The node that it shows where it has nothing of its own; all of it, for a filter.
     pub(crate) fn shown_below(&self) -> Option<&str> {
         // An image below a verifying filter is named beside what it is compared with.
-        let of_filter = || ["image", "file", "raw"].iter().find_map(|role| self.child(role));
+        let of_filter = || {
+            ["image", "file", "raw"]
+                .iter()
+                .find_map(|role| self.child(role))
+        };
         match self.is_filter {
             true => of_filter(),
             false => self.child("backing"),
@@ -82,13 +86,17 @@ impl Nodes {
                 states.push(NodeState {
                     name: name.clone(),
                     driver: node.opened.driver,
-                    filename: filenames.remove(name).map(|name| name.text()).unwrap_or_default(),
+                    filename: filenames
+                        .remove(name)
+                        .map(|name| name.text())
+                        .unwrap_or_default(),
                     size_bytes: 0,
                     read_only: !node.is_writable_when_active(),
                     allocated_bytes: None,
                     children: children.collect(),
                     is_filter: node.is_filter_driver(),
-                    is_below: node.is_filter || users.clone().any(|user| matches!(user, User::Node(_))),
+                    is_below: node.is_filter
+                        || users.clone().any(|user| matches!(user, User::Node(_))),
                     jobs: jobs.collect(),
                     device: None,
                     path: None,

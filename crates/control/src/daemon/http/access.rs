@@ -106,7 +106,9 @@ impl Access {
 fn bearer(header: &[u8]) -> Option<&[u8]> {
     const SCHEME: &[u8] = b"bearer ";
     let (scheme, token) = header.split_at_checked(SCHEME.len())?;
-    scheme.eq_ignore_ascii_case(SCHEME).then(|| token.trim_ascii())
+    scheme
+        .eq_ignore_ascii_case(SCHEME)
+        .then(|| token.trim_ascii())
 }
 
 /// Whether a header `Host` names this machine.
@@ -125,7 +127,9 @@ fn is_loopback(host: &str) -> bool {
         },
     };
     name.eq_ignore_ascii_case("localhost")
-        || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+        || name
+            .parse::<IpAddr>()
+            .is_ok_and(|address| address.is_loopback())
 }
 
 #[cfg(test)]
@@ -147,7 +151,10 @@ mod tests {
             authorization: token.map(|token| format!("Bearer {token}").into_bytes()),
             ..Request::default()
         };
-        access.check(&request).err().map_or(200, |problem| problem.status)
+        access
+            .check(&request)
+            .err()
+            .map_or(200, |problem| problem.status)
     }
 
     #[test]
@@ -172,12 +179,22 @@ mod tests {
         for method in ["POST", "DELETE", "PUT", "OPTIONS", "get"] {
             assert_eq!(status(&tcp, method, "/v1/disks", None), 403, "{method}");
         }
-        assert_eq!(status(&access(Way::Unix, None), "POST", "/v1/nodes", None), 200);
+        assert_eq!(
+            status(&access(Way::Unix, None), "POST", "/v1/nodes", None),
+            200
+        );
     }
 
     #[test]
     fn names_of_this_machine_are_known() {
-        for host in ["localhost", "LOCALHOST:80", "127.0.0.1:9100", "127.1.2.3", "[::1]", "[::1]:1"] {
+        for host in [
+            "localhost",
+            "LOCALHOST:80",
+            "127.0.0.1:9100",
+            "127.1.2.3",
+            "[::1]",
+            "[::1]:1",
+        ] {
             assert!(is_loopback(host), "{host}");
         }
         for host in [

@@ -90,7 +90,10 @@ fn said(
         return body(request, target);
     }
     if !request.body.is_empty() {
-        return Err(Problem::new(400, "Arguments belong into the query, not into a body"));
+        return Err(Problem::new(
+            400,
+            "Arguments belong into the query, not into a body",
+        ));
     }
     let types = schema::argument_types(command);
     let mut arguments = Map::new();
@@ -116,7 +119,10 @@ fn typed(type_name: &str, text: &str) -> Option<Value> {
 
 fn body(request: &Request, target: &Target) -> Result<Map<String, Value>, Problem> {
     if !target.query.is_empty() {
-        return Err(Problem::new(400, "Arguments belong into the body, not into a query"));
+        return Err(Problem::new(
+            400,
+            "Arguments belong into the body, not into a query",
+        ));
     }
     if request.body.is_empty() {
         return Ok(Map::new());
@@ -125,7 +131,10 @@ fn body(request: &Request, target: &Target) -> Result<Map<String, Value>, Proble
     let kind = kind.split(';').next().unwrap_or_default().trim();
     // A form of another page could send any other kind without asking.
     if !kind.eq_ignore_ascii_case("application/json") {
-        return Err(Problem::new(415, "The body is JSON: Content-Type: application/json"));
+        return Err(Problem::new(
+            415,
+            "The body is JSON: Content-Type: application/json",
+        ));
     }
     match serde_json::from_slice(&request.body) {
         Ok(Value::Object(members)) => Ok(members),
@@ -165,7 +174,9 @@ fn filled(text: &str, path: &[(&str, &str)]) -> String {
     let mut filled = text.to_owned();
     for (name, value) in path {
         let fits = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
-        let value = value.chars().map(|letter| if fits(letter) { letter } else { '_' });
+        let value = value
+            .chars()
+            .map(|letter| if fits(letter) { letter } else { '_' });
         filled = filled.replace(&format!("{{{name}}}"), &value.collect::<String>());
     }
     filled
@@ -202,7 +213,13 @@ mod tests {
     fn arguments_come_from_path_body_query_and_row() {
         for (method, target, body, name, arguments) in [
             ("GET", "/v1/jobs", "", "query-jobs", json!({})),
-            ("GET", "/v1/nodes", "", "query-named-block-nodes", json!({"flat": true})),
+            (
+                "GET",
+                "/v1/nodes",
+                "",
+                "query-named-block-nodes",
+                json!({"flat": true}),
+            ),
             (
                 "POST",
                 "/v1/disks/d/resize",
@@ -257,7 +274,11 @@ mod tests {
             ("DELETE", "/v1/nodes/n", "{}", 400),
             ("GET", "/v1/nodes?flat=false", "", 400),
         ] {
-            assert_eq!(refusal(method, target, body).status, status, "{method} {target}");
+            assert_eq!(
+                refusal(method, target, body).status,
+                status,
+                "{method} {target}"
+            );
         }
         let deep = "[".repeat(100_000);
         assert_eq!(refusal("POST", "/v1/nodes", &deep).status, 400);

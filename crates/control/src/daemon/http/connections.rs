@@ -120,11 +120,14 @@ impl Connections {
     /// Makes room for an answer of one of them.
     pub(super) fn make_room(&self, len_bytes: usize, own: &ConnectionState) {
         let mut all = self.all.lock();
-        let unsent = |all: &[Connection]| all.iter().map(|one| one.state.unsent_bytes()).sum::<usize>();
+        let unsent = |all: &[Connection]| {
+            all.iter()
+                .map(|one| one.state.unsent_bytes())
+                .sum::<usize>()
+        };
         while unsent(&all) + len_bytes > MAX_UNSENT_BYTES {
-            let is_slow = |one: &Connection| {
-                one.state.unsent_bytes() > 0 && !std::ptr::eq(&*one.state, own)
-            };
+            let is_slow =
+                |one: &Connection| one.state.unsent_bytes() > 0 && !std::ptr::eq(&*one.state, own);
             let Some(slow) = all.iter().position(is_slow) else {
                 return;
             };

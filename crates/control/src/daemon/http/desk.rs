@@ -52,7 +52,14 @@ pub(super) async fn attend(daemon: Rc<Daemon>, mut questions: mpsc::UnboundedRec
                 // Whoever has asked may be gone.
                 let _ = answer.send(Moment::now(&daemon));
             }
-            Either::Left((Some(Question::Command { name, arguments, answer }), _)) => {
+            Either::Left((
+                Some(Question::Command {
+                    name,
+                    arguments,
+                    answer,
+                }),
+                _,
+            )) => {
                 let daemon = daemon.clone();
                 running.push(Box::pin(async move {
                     let arguments = Arguments::new(arguments);

@@ -33,7 +33,12 @@ pub(super) struct Family<'a> {
 
 impl Exposition {
     /// Begins a family. One without samples leaves nothing behind.
-    pub(super) fn family(&mut self, name: &'static str, kind: Kind, help: &'static str) -> Family<'_> {
+    pub(super) fn family(
+        &mut self,
+        name: &'static str,
+        kind: Kind,
+        help: &'static str,
+    ) -> Family<'_> {
         Family {
             text: &mut self.text,
             name,
@@ -102,7 +107,10 @@ impl Family<'_> {
     ) {
         self.text.push_str(self.name);
         self.text.push_str(suffix);
-        let labels = labels.iter().copied().chain(bound.map(|bound| ("le", bound)));
+        let labels = labels
+            .iter()
+            .copied()
+            .chain(bound.map(|bound| ("le", bound)));
         let mut mark = '{';
         for (name, value) in labels {
             self.text.push(mark);

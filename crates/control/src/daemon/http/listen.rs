@@ -89,7 +89,10 @@ pub(in crate::daemon) fn bind(
         )));
     }
     let listener = TcpListener::bind(&places[..]).map_err(|error| {
-        message(format!("Failed to listen on {address}: {}", io_text(&error)))
+        message(format!(
+            "Failed to listen on {address}: {}",
+            io_text(&error)
+        ))
     })?;
     Ok(Bound {
         socket: Socket::Tcp(listener),
@@ -100,7 +103,8 @@ pub(in crate::daemon) fn bind(
 
 fn take_token(id: &str) -> Result<Token, Failure> {
     let secret = secret::bytes(id).map_err(failure)?;
-    Token::new(secret.bytes()).map_err(|why| message(format!("The secret '{id}' is no token: {why}")))
+    Token::new(secret.bytes())
+        .map_err(|why| message(format!("The secret '{id}' is no token: {why}")))
 }
 
 fn take_credentials(id: &str) -> Result<Arc<dyn Upgrade>, Failure> {
@@ -115,7 +119,9 @@ fn take_credentials(id: &str) -> Result<Arc<dyn Upgrade>, Failure> {
 fn resolve(address: &str) -> Result<Vec<SocketAddr>, Failure> {
     let places = address.to_socket_addrs().map_err(|error| {
         let text = io_text(&error);
-        message(format!("'{address}' is neither unix:PATH nor HOST:PORT: {text}"))
+        message(format!(
+            "'{address}' is neither unix:PATH nor HOST:PORT: {text}"
+        ))
     })?;
     let places: Vec<SocketAddr> = places.collect();
     match places.is_empty() {
@@ -126,7 +132,10 @@ fn resolve(address: &str) -> Result<Vec<SocketAddr>, Failure> {
 
 fn bind_unix(path: &str, environment: &ServerEnvironment) -> Result<Socket, Failure> {
     let failed = |error: std::io::Error| {
-        message(format!("Failed to bind socket to {path}: {}", io_text(&error)))
+        message(format!(
+            "Failed to bind socket to {path}: {}",
+            io_text(&error)
+        ))
     };
     let place = SocketAddrUnix::new(path).map_err(|errno| failed(errno.into()))?;
     (environment.check_free)(path)?;
@@ -168,7 +177,10 @@ mod tests {
     fn what_others_could_reach_needs_tls_and_a_token() {
         for text in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"] {
             let why = refused(text);
-            assert!(why.contains("tls-creds=ID") && why.contains("token-secret=ID"), "{why}");
+            assert!(
+                why.contains("tls-creds=ID") && why.contains("token-secret=ID"),
+                "{why}"
+            );
         }
         assert!(refused("unix:/tmp/x,tls-creds=no").contains("TLS credentials"));
         assert!(refused("localhost:0,token-secret=no").contains("no"));
@@ -189,6 +201,9 @@ mod tests {
         drop(bound);
         assert!(!path.exists());
         let options = Options::parse_with_implied("localhost:0", Some("address")).unwrap();
-        assert_eq!(bind(options, &environment()).unwrap().access.way, Way::Loopback);
+        assert_eq!(
+            bind(options, &environment()).unwrap().access.way,
+            Way::Loopback
+        );
     }
 }

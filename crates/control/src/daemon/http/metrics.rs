@@ -37,13 +37,25 @@ fn write_program(text: &mut Exposition, picture: &Picture, budget: Option<&Cache
     text.family("vellum_build_info", Kind::Gauge, "The program that runs.")
         .sample(&version, 1);
     let uptime = picture.moment.uptime.as_secs_f64();
-    text.family("vellum_uptime_seconds", Kind::Gauge, "How long the daemon has run.")
-        .sample(&[], uptime);
+    text.family(
+        "vellum_uptime_seconds",
+        Kind::Gauge,
+        "How long the daemon has run.",
+    )
+    .sample(&[], uptime);
     for (name, help, count) in [
-        ("vellum_disks", "Nodes that no other node stands on.", picture.disks().count()),
+        (
+            "vellum_disks",
+            "Nodes that no other node stands on.",
+            picture.disks().count(),
+        ),
         ("vellum_nodes", "Open nodes.", picture.nodes.len()),
         ("vellum_exports", "Exports.", picture.moment.exports.len()),
-        ("vellum_jobs", "Jobs that are not dismissed.", picture.moment.jobs.len()),
+        (
+            "vellum_jobs",
+            "Jobs that are not dismissed.",
+            picture.moment.jobs.len(),
+        ),
     ] {
         text.family(name, Kind::Gauge, help).sample(&[], count);
     }
@@ -66,14 +78,22 @@ fn write_exports(text: &mut Exposition, picture: &Picture) {
     let totals: Vec<_> = totals.collect();
     let mut info = text.family("vellum_export_info", Kind::Gauge, "An export and its type.");
     for export in exports {
-        let labels = [("export", &*export.id), ("node", &export.node), ("type", export.kind)];
+        let labels = [
+            ("export", &*export.id),
+            ("node", &export.node),
+            ("type", export.kind),
+        ];
         info.sample(&labels, 1);
     }
     let help = "Requests of clients that succeeded.";
     let mut requests = text.family("vellum_export_requests_total", Kind::Counter, help);
     for (export, totals) in exports.iter().zip(&totals) {
         for (operation, totals) in totals {
-            let labels = [("export", &*export.id), ("node", &export.node), ("operation", operation)];
+            let labels = [
+                ("export", &*export.id),
+                ("node", &export.node),
+                ("operation", operation),
+            ];
             requests.sample(&labels, totals.requests);
         }
     }
@@ -81,14 +101,30 @@ fn write_exports(text: &mut Exposition, picture: &Picture) {
     let mut failed = text.family("vellum_export_failed_requests_total", Kind::Counter, help);
     for (export, totals) in exports.iter().zip(&totals) {
         for (operation, totals) in totals {
-            let labels = [("export", &*export.id), ("node", &export.node), ("operation", operation)];
+            let labels = [
+                ("export", &*export.id),
+                ("node", &export.node),
+                ("operation", operation),
+            ];
             failed.sample(&labels, totals.failed);
         }
     }
     for (at, name, help) in [
-        (0, "vellum_export_read_bytes_total", "Bytes that clients have read."),
-        (1, "vellum_export_written_bytes_total", "Bytes that clients have written."),
-        (3, "vellum_export_discarded_bytes_total", "Bytes that clients have discarded."),
+        (
+            0,
+            "vellum_export_read_bytes_total",
+            "Bytes that clients have read.",
+        ),
+        (
+            1,
+            "vellum_export_written_bytes_total",
+            "Bytes that clients have written.",
+        ),
+        (
+            3,
+            "vellum_export_discarded_bytes_total",
+            "Bytes that clients have discarded.",
+        ),
     ] {
         let mut bytes = text.family(name, Kind::Counter, help);
         for (export, totals) in exports.iter().zip(&totals) {
@@ -108,14 +144,22 @@ fn write_exports(text: &mut Exposition, picture: &Picture) {
 /// would be most of the text.
 fn write_latencies(text: &mut Exposition, picture: &Picture) {
     let help = "How long requests took that succeeded.";
-    let mut times = text.family("vellum_export_request_duration_seconds", Kind::Histogram, help);
+    let mut times = text.family(
+        "vellum_export_request_duration_seconds",
+        Kind::Histogram,
+        help,
+    );
     for export in &picture.moment.exports {
         for (operation, name) in OPERATIONS {
             let latencies = export.accounting.latencies(operation);
             if latencies.bins.iter().all(|count| *count == 0) {
                 continue;
             }
-            let labels = [("export", &*export.id), ("node", &export.node), ("operation", name)];
+            let labels = [
+                ("export", &*export.id),
+                ("node", &export.node),
+                ("operation", name),
+            ];
             let counts = (0..LATENCY_BINS).map(|bin| (bound_seconds(bin), latencies.bins[bin]));
             let sum = latencies.time_ns as f64 / NANOSECONDS_PER_SECOND;
             times.histogram(&labels, counts, sum);
@@ -131,7 +175,10 @@ fn write_nodes(text: &mut Exposition, picture: &Picture) {
     let help = "The size of a node: of an image that of its disk, of a file its length.";
     let mut sizes = text.family("vellum_node_size_bytes", Kind::Gauge, help);
     for node in picture.nodes.values() {
-        sizes.sample(&[("node", &node.name), ("driver", node.driver)], node.size_bytes);
+        sizes.sample(
+            &[("node", &node.name), ("driver", node.driver)],
+            node.size_bytes,
+        );
     }
     let help = "Bytes that a node takes on its file system.";
     let mut allocated = text.family("vellum_node_allocated_bytes", Kind::Gauge, help);
@@ -237,7 +284,11 @@ fn write_throttling(text: &mut Exposition) {
         requests.sample(&[("group", group)], waits.requests);
     }
     let help = "How long requests waited for the limits of a throttle group.";
-    let mut times = text.family("vellum_throttle_group_wait_seconds_total", Kind::Counter, help);
+    let mut times = text.family(
+        "vellum_throttle_group_wait_seconds_total",
+        Kind::Counter,
+        help,
+    );
     for (group, waits) in &groups {
         times.sample(&[("group", group)], waits.time.as_secs_f64());
     }
@@ -247,12 +298,18 @@ fn write_jobs(text: &mut Exposition, picture: &Picture) {
     let jobs = &picture.moment.jobs;
     let mut info = text.family("vellum_job_info", Kind::Gauge, "A job and its state.");
     for job in jobs {
-        let labels = [("job", &*job.id), ("type", job.kind), ("status", job.status)];
+        let labels = [
+            ("job", &*job.id),
+            ("type", job.kind),
+            ("status", job.status),
+        ];
         info.sample(&labels, 1);
     }
     type Number = fn(&crate::daemon::jobs::JobState) -> u64;
     let families: [(&'static str, &'static str, Number); 3] = [
-        ("vellum_job_done_bytes", "What of a job is done.", |job| job.done_bytes),
+        ("vellum_job_done_bytes", "What of a job is done.", |job| {
+            job.done_bytes
+        }),
         (
             "vellum_job_work_bytes",
             "What there is to do in a job, with what is done.",

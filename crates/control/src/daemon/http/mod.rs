@@ -155,5 +155,7 @@ fn start(daemon: &Rc<Daemon>, bound: Vec<Bound>) -> Result<JoinHandle<()>, Failu
 /// Nothing listens in such a build.
 #[cfg(not(feature = "http"))]
 fn start(_daemon: &Rc<Daemon>, _bound: Vec<Bound>) -> Result<JoinHandle<()>, Failure> {
-    Err(super::message("HTTP requires a build with the feature 'http'"))
+    Err(super::message(
+        "HTTP requires a build with the feature 'http'",
+    ))
 }

@@ -41,7 +41,10 @@ pub(super) fn document() -> Value {
 }
 
 fn operation(route: &Route) -> Value {
-    let mut parameters: Vec<Value> = route.parameters().map(|name| path_parameter(route, name)).collect();
+    let mut parameters: Vec<Value> = route
+        .parameters()
+        .map(|name| path_parameter(route, name))
+        .collect();
     let mut operation = json!({"operationId": id(route), "summary": route.summary});
     match (route.serves, route.method) {
         (Serves::Command(command, fixed), Method::Post) => {
@@ -73,10 +76,15 @@ fn operation(route: &Route) -> Value {
 
 /// A name for programs: `post_v1_disks_node_resize`.
 fn id(route: &Route) -> String {
-    let words = route.path.split(|letter: char| !letter.is_ascii_alphanumeric());
+    let words = route
+        .path
+        .split(|letter: char| !letter.is_ascii_alphanumeric());
     let words = words.filter(|word| !word.is_empty());
     let method = route.method.name().to_lowercase();
-    std::iter::once(method.as_str()).chain(words).collect::<Vec<_>>().join("_")
+    std::iter::once(method.as_str())
+        .chain(words)
+        .collect::<Vec<_>>()
+        .join("_")
 }
 
 fn path_parameter(route: &Route, name: &str) -> Value {
@@ -94,8 +102,10 @@ fn path_parameter(route: &Route, name: &str) -> Value {
 /// The arguments that a path says, and those that may be left out.
 fn fixed_names(fixed: &[(&'static str, Source)]) -> (Vec<&'static str>, Vec<&'static str>) {
     let is_default = |source: &Source| matches!(source, Source::Text(_));
-    let (optional, without): (Vec<_>, Vec<_>) = fixed.iter().partition(|(_, source)| is_default(source));
-    let names = |pairs: Vec<&(&'static str, Source)>| pairs.into_iter().map(|(name, _)| *name).collect();
+    let (optional, without): (Vec<_>, Vec<_>) =
+        fixed.iter().partition(|(_, source)| is_default(source));
+    let names =
+        |pairs: Vec<&(&'static str, Source)>| pairs.into_iter().map(|(name, _)| *name).collect();
     (names(without), names(optional))
 }
 
@@ -148,7 +158,11 @@ mod tests {
             let method = route.method.name().to_lowercase();
             let operation = &document["paths"][route.path][&method];
             assert_eq!(operation["summary"], route.summary, "{}", route.path);
-            assert!(ids.insert(operation["operationId"].clone()), "{}", route.path);
+            assert!(
+                ids.insert(operation["operationId"].to_string()),
+                "{}",
+                route.path
+            );
             let described = operation["parameters"].as_array().into_iter().flatten();
             let in_path = described.filter(|one| one["in"] == "path").count();
             assert_eq!(in_path, route.parameters().count(), "{}", route.path);
@@ -162,9 +176,13 @@ mod tests {
             assert!(document.pointer(pointer).is_some(), "{reference}");
         }
         match value {
-            Value::Array(items) => items.iter().for_each(|item| check_references(item, document)),
+            Value::Array(items) => items
+                .iter()
+                .for_each(|item| check_references(item, document)),
             Value::Object(members) => {
-                members.values().for_each(|item| check_references(item, document));
+                members
+                    .values()
+                    .for_each(|item| check_references(item, document));
             }
             _ => {}
         }

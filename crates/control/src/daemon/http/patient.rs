@@ -107,7 +107,9 @@ mod tests {
             let (stream, client) = UnixStream::pair().unwrap();
             let mut patient = Patient::new(stream, Duration::from_millis(20));
             let error = loop {
-                let write = |context: &mut Context<'_>| Pin::new(&mut patient).poll_write(context, &[0; 4096]);
+                let write = |context: &mut Context<'_>| {
+                    Pin::new(&mut patient).poll_write(context, &[0; 4096])
+                };
                 match poll_fn(write).await {
                     Ok(_) => {}
                     Err(error) => break error,

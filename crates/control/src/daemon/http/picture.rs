@@ -61,7 +61,9 @@ impl Picture {
         let mut files = files.into_iter().flatten().peekable();
         match files.peek() {
             None => node.allocated_bytes,
-            Some(_) => files.map(|file| file.allocated_bytes.or_else(|| self.allocated_bytes(file))).sum(),
+            Some(_) => files
+                .map(|file| file.allocated_bytes.or_else(|| self.allocated_bytes(file)))
+                .sum(),
         }
     }
 

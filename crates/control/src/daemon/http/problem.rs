@@ -43,7 +43,9 @@ impl Problem {
             response.headers.push(("allow", allow.clone()));
         }
         if self.status == 401 {
-            response.headers.push(("www-authenticate", "Bearer".to_owned()));
+            response
+                .headers
+                .push(("www-authenticate", "Bearer".to_owned()));
         }
         response
     }
@@ -116,7 +118,11 @@ mod tests {
         for (class, text, status) in [
             (Class::DeviceNotFound, "Device 'x' not found", 404),
             (Class::DeviceNotActive, "Block job 'x' not found", 404),
-            (Class::CommandNotFound, "The command x has not been found", 404),
+            (
+                Class::CommandNotFound,
+                "The command x has not been found",
+                404,
+            ),
             (
                 Class::Generic,
                 "Cannot find device='' nor node-name='x'",
@@ -155,6 +161,9 @@ mod tests {
         assert!(response.headers.contains(&("allow", "GET".to_owned())));
         let body: serde_json::Value = serde_json::from_slice(&response.body).unwrap();
         assert_eq!(body["title"], "Method Not Allowed");
-        assert_eq!((&body["detail"], &body["class"]), (&json!("no"), &json!("GenericError")));
+        assert_eq!(
+            (&body["detail"], &body["class"]),
+            (&json!("no"), &json!("GenericError"))
+        );
     }
 }

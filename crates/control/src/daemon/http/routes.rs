@@ -139,7 +139,11 @@ const JOB: &[(&str, Source)] = &[("id", Source::Path("id"))];
 pub const ROUTES: &[Route] = &[
     get("/", Serves::Page, "The page for people"),
     get("/openapi.json", Serves::Document, "This document"),
-    get("/metrics", Serves::Metrics, "Metrics in Prometheus' text format"),
+    get(
+        "/metrics",
+        Serves::Metrics,
+        "Metrics in Prometheus' text format",
+    ),
     get(
         "/v1/disks",
         Serves::View(View::Disks),
@@ -173,7 +177,12 @@ pub const ROUTES: &[Route] = &[
         &[NODE],
         "Put a new overlay on a disk: what it was stays below",
     ),
-    post("/v1/disks/{node}/resize", "block_resize", &[NODE], "Resize a disk"),
+    post(
+        "/v1/disks/{node}/resize",
+        "block_resize",
+        &[NODE],
+        "Resize a disk",
+    ),
     post(
         "/v1/disks/{node}/mirror",
         "drive-mirror",
@@ -205,10 +214,25 @@ pub const ROUTES: &[Route] = &[
         "Make durable what was written to a disk",
     ),
     post("/v1/jobs/{id}/pause", "job-pause", JOB, "Pause a job"),
-    post("/v1/jobs/{id}/resume", "job-resume", JOB, "Let a paused job go on"),
-    post("/v1/jobs/{id}/complete", "job-complete", JOB, "Complete a job that is ready"),
+    post(
+        "/v1/jobs/{id}/resume",
+        "job-resume",
+        JOB,
+        "Let a paused job go on",
+    ),
+    post(
+        "/v1/jobs/{id}/complete",
+        "job-complete",
+        JOB,
+        "Complete a job that is ready",
+    ),
     post("/v1/jobs/{id}/cancel", "job-cancel", JOB, "Give a job up"),
-    post("/v1/jobs/{id}/dismiss", "job-dismiss", JOB, "Forget a job that is over"),
+    post(
+        "/v1/jobs/{id}/dismiss",
+        "job-dismiss",
+        JOB,
+        "Forget a job that is over",
+    ),
     post(
         "/v1/jobs/{id}/finalize",
         "job-finalize",
@@ -240,7 +264,10 @@ pub const ROUTES: &[Route] = &[
 
 impl Route {
     /// The arguments of a path, if it is this route's: their names and values.
-    pub(super) fn matches<'a>(&self, segments: &'a [String]) -> Option<Vec<(&'static str, &'a str)>> {
+    pub(super) fn matches<'a>(
+        &self,
+        segments: &'a [String],
+    ) -> Option<Vec<(&'static str, &'a str)>> {
         let parts = self.path.split('/').filter(|part| !part.is_empty());
         let parts: Vec<&'static str> = parts.collect();
         if parts.len() != segments.len() {
@@ -248,7 +275,10 @@ impl Route {
         }
         let mut found = Vec::new();
         for (part, segment) in parts.into_iter().zip(segments) {
-            match part.strip_prefix('{').and_then(|part| part.strip_suffix('}')) {
+            match part
+                .strip_prefix('{')
+                .and_then(|part| part.strip_suffix('}'))
+            {
                 Some(name) => found.push((name, segment.as_str())),
                 None if part == segment => {}
                 None => return None,

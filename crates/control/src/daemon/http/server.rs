@@ -107,7 +107,10 @@ struct Door {
 }
 
 enum Listener {
-    Unix(UnixListener, #[allow(dead_code, reason = "goes with the socket")] SocketFile),
+    Unix(
+        UnixListener,
+        #[allow(dead_code, reason = "goes with the socket")] SocketFile,
+    ),
     Tcp(TcpListener),
 }
 
@@ -210,7 +213,10 @@ async fn respond(
         method: head.method.as_str().to_owned(),
         target: target(&head.uri),
         host: text(&head.headers, HOST),
-        authorization: head.headers.get(AUTHORIZATION).map(|value| value.as_bytes().to_vec()),
+        authorization: head
+            .headers
+            .get(AUTHORIZATION)
+            .map(|value| value.as_bytes().to_vec()),
         content_type: text(&head.headers, CONTENT_TYPE),
         body: Vec::new(),
     };
@@ -284,7 +290,9 @@ fn to_hyper(response: Response, state: Arc<ConnectionState>) -> hyper::Response<
     }
     for (name, value) in response.headers {
         if let Ok(value) = HeaderValue::from_str(&value) {
-            answer.headers_mut().insert(HeaderName::from_static(name), value);
+            answer
+                .headers_mut()
+                .insert(HeaderName::from_static(name), value);
         }
     }
     answer

@@ -106,7 +106,9 @@ impl Service {
         let (sender, answer) = oneshot::channel();
         let ends = |_| Problem::new(503, "The daemon is ending");
         let question = question(sender);
-        self.questions.unbounded_send(question).map_err(|_| ends(oneshot::Canceled))?;
+        self.questions
+            .unbounded_send(question)
+            .map_err(|_| ends(oneshot::Canceled))?;
         answer.await.map_err(ends)
     }
 }

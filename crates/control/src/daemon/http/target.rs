@@ -111,7 +111,10 @@ mod tests {
     #[test]
     fn paths_and_queries_are_taken_apart() {
         assert!(segments("/").is_empty());
-        assert_eq!(segments("/v1/disks/%23block001"), ["v1", "disks", "#block001"]);
+        assert_eq!(
+            segments("/v1/disks/%23block001"),
+            ["v1", "disks", "#block001"]
+        );
         assert_eq!(segments("/a+b"), ["a+b"]);
         let target = Target::parse("/x?mode=hard&n=a+b%26&&flag").unwrap();
         let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());

@@ -95,24 +95,45 @@ fn what_http_and_qmp_say_is_the_same() {
         for (target, command, arguments) in [
             ("/v1/exports", "query-block-exports", json!({})),
             ("/v1/jobs", "query-jobs", json!({})),
-            ("/v1/nodes", "query-named-block-nodes", json!({"flat": true})),
+            (
+                "/v1/nodes",
+                "query-named-block-nodes",
+                json!({"flat": true}),
+            ),
         ] {
             let told = place.qmp(command, arguments.clone()).await.expect(command);
             assert_eq!(place.get(target).await, told, "{target}");
-            let asked = place.ask("POST", &format!("/v1/qmp/{command}"), arguments).await;
+            let asked = place
+                .ask("POST", &format!("/v1/qmp/{command}"), arguments)
+                .await;
             assert_eq!((asked.status, body(&asked)), (200, told), "{command}");
         }
         for (command, arguments, status) in [
-            ("block_resize", json!({"node-name": "nosuch", "size": 1}), 404),
+            (
+                "block_resize",
+                json!({"node-name": "nosuch", "size": 1}),
+                404,
+            ),
             ("blockdev-del", json!({"node-name": "f"}), 409),
             ("blockdev-del", json!({}), 400),
             ("nosuch", json!({}), 404),
             ("job-pause", json!({"id": "j"}), 404),
-            ("block-job-set-speed", json!({"device": "j", "speed": 1}), 404),
+            (
+                "block-job-set-speed",
+                json!({"device": "j", "speed": 1}),
+                404,
+            ),
             ("block-export-del", json!({"id": "e"}), 404),
-            ("blockdev-add", json!({"driver": "null-co", "node-name": "f"}), 409),
+            (
+                "blockdev-add",
+                json!({"driver": "null-co", "node-name": "f"}),
+                409,
+            ),
         ] {
-            let failure = place.qmp(command, arguments.clone()).await.expect_err(command);
+            let failure = place
+                .qmp(command, arguments.clone())
+                .await
+                .expect_err(command);
             let target = format!("/v1/qmp/{command}");
             let refused = place.ask("POST", &target, arguments).await;
             let told = body(&refused);
@@ -128,16 +149,36 @@ fn what_http_and_qmp_say_is_the_same() {
 fn nodes_come_change_and_go() {
     Place::run(|place| async move {
         let new = json!({"driver": "null-co", "node-name": "new", "size": 512});
-        assert_eq!(place.ask("POST", "/v1/nodes", new.clone()).await.status, 200);
+        assert_eq!(
+            place.ask("POST", "/v1/nodes", new.clone()).await.status,
+            200
+        );
         assert_eq!(place.ask("POST", "/v1/nodes", new).await.status, 409);
         let flushed = place.ask("POST", "/v1/disks/d/flush", Value::Null).await;
         assert_eq!(flushed.status, 200, "{:?}", body(&flushed));
-        let sized = place.ask("POST", "/v1/disks/new/resize", json!({"size": "x"})).await;
+        let sized = place
+            .ask("POST", "/v1/disks/new/resize", json!({"size": "x"}))
+            .await;
         assert_eq!(sized.status, 400);
         assert_eq!(place.get("/v1/disks/new").await["size-bytes"], 512);
-        assert_eq!(place.ask("DELETE", "/v1/nodes/new", Value::Null).await.status, 200);
-        assert_eq!(place.ask("DELETE", "/v1/nodes/new", Value::Null).await.status, 404);
-        assert_eq!(place.ask("GET", "/v1/disks/new", Value::Null).await.status, 404);
+        assert_eq!(
+            place
+                .ask("DELETE", "/v1/nodes/new", Value::Null)
+                .await
+                .status,
+            200
+        );
+        assert_eq!(
+            place
+                .ask("DELETE", "/v1/nodes/new", Value::Null)
+                .await
+                .status,
+            404
+        );
+        assert_eq!(
+            place.ask("GET", "/v1/disks/new", Value::Null).await.status,
+            404
+        );
     });
 }
 
@@ -145,12 +186,20 @@ fn nodes_come_change_and_go() {
 fn disks_are_roots_of_the_graph_and_views_are_what_they_are_declared_as() {
     Place::run(|place| async move {
         let disks = place.get("/v1/disks").await;
-        let names: Vec<&Value> = disks.as_array().unwrap().iter().map(|disk| &disk["node-name"]).collect();
+        let names: Vec<&Value> = disks
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|disk| &disk["node-name"])
+            .collect();
         assert_eq!(names, ["d", "o"]);
         assert_eq!(disks[0], place.get("/v1/disks/d").await);
         assert_eq!(disks[0]["size-bytes"], 1 << 20);
         assert_eq!(disks[0]["layers"][0]["node-name"], "d");
-        assert_eq!(place.ask("GET", "/v1/disks/f", Value::Null).await.status, 404);
+        assert_eq!(
+            place.ask("GET", "/v1/disks/f", Value::Null).await.status,
+            404
+        );
         let document = place.get("/openapi.json").await;
         for (target, schema) in [
             ("/v1/disks", of_type("[Disk]")),
@@ -181,7 +230,10 @@ fn check(value: &Value, schema: &Value, document: &Value, place: &str) {
         Some("object") => {
             let members = value.as_object().expect(place);
             for name in schema["required"].as_array().into_iter().flatten() {
-                assert!(members.contains_key(name.as_str().unwrap()), "{place} lacks {name}");
+                assert!(
+                    members.contains_key(name.as_str().unwrap()),
+                    "{place} lacks {name}"
+                );
             }
             if schema.get("allOf").is_some() {
                 return;
@@ -216,7 +268,10 @@ fn metrics_tell_of_every_disk() {
             "vellum_nodes 3",
             "vellum_node_size_bytes{node=\"d\",driver=\"raw\"} 1048576",
         ] {
-            assert!(text.lines().any(|one| one == line), "{line} is not in\n{text}");
+            assert!(
+                text.lines().any(|one| one == line),
+                "{line} is not in\n{text}"
+            );
         }
     });
 }
@@ -228,7 +283,9 @@ fn the_page_asks_nobody_else() {
         assert_eq!(response.status, 200);
         let header = |wanted: &str| {
             let mut headers = response.headers.iter();
-            headers.find(|(name, _)| *name == wanted).map(|(_, value)| value.as_str())
+            headers
+                .find(|(name, _)| *name == wanted)
+                .map(|(_, value)| value.as_str())
         };
         let policy = header("content-security-policy").unwrap();
         assert!(policy.starts_with("default-src 'none';"), "{policy}");

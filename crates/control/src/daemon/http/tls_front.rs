@@ -39,7 +39,8 @@ impl TlsFront {
             lane::block_on(async move {
                 while let Some((client, http)) = next.next().await {
                     let tls = tls.clone();
-                    let (client, http) = (Stream::from_fd(client.into()), Stream::from_fd(http.into()));
+                    let (client, http) =
+                        (Stream::from_fd(client.into()), Stream::from_fd(http.into()));
                     drop(spawn(async move {
                         let _ = lead(&*tls, client.clone(), http).await;
                         let _ = client.shutdown(Shutdown::Both);

@@ -22,7 +22,10 @@ pub(super) const OPERATIONS: [(Operation, &str); 4] = [
 
 /// All disks.
 pub(super) fn disks(picture: &Picture) -> Value {
-    picture.disks().map(|disk| describe(picture, disk)).collect()
+    picture
+        .disks()
+        .map(|disk| describe(picture, disk))
+        .collect()
 }
 
 /// The disk of a name, if it is one.
@@ -200,7 +203,10 @@ pub(super) struct FileSystem {
 
 /// The file systems that files of nodes are on, by their folders.
 pub(super) fn file_systems(picture: &Picture) -> Vec<FileSystem> {
-    let paths = picture.nodes.values().filter_map(|node| node.path.as_deref());
+    let paths = picture
+        .nodes
+        .values()
+        .filter_map(|node| node.path.as_deref());
     let mut folders: Vec<PathBuf> = paths.filter_map(folder).collect();
     folders.sort_unstable();
     folders.dedup();

@@ -15,7 +15,9 @@ const PLACE: &str = "#/components/schemas/";
 /// The names and types of what a command is given.
 pub(in crate::daemon) fn argument_types(command: &str) -> Vec<(String, String)> {
     let members = members(command).into_iter();
-    members.map(|member| (member.name, member.type_name)).collect()
+    members
+        .map(|member| (member.name, member.type_name))
+        .collect()
 }
 
 /// What a command is given, without its variants.
@@ -99,7 +101,11 @@ fn reference(type_name: &str) -> Value {
 /// All types, by their names.
 pub(in crate::daemon) fn components() -> Map<String, Value> {
     let types = declarations(TYPES);
-    let all = types.iter().chain(&declarations(REST)).cloned().collect::<Vec<_>>();
+    let all = types
+        .iter()
+        .chain(&declarations(REST))
+        .cloned()
+        .collect::<Vec<_>>();
     let schema = |declared: &Declaration| {
         let mut schema = match &declared.kind {
             Kind::Enum(words) => {
@@ -190,6 +196,9 @@ mod tests {
         let (_, is_needed) = arguments("block_resize", &["node-name"], &["size"]);
         assert!(!is_needed);
         let (whole, _) = arguments("blockdev-add", &[], &[]);
-        assert_eq!(whole, json!({"$ref": "#/components/schemas/BlockdevAddOptions"}));
+        assert_eq!(
+            whole,
+            json!({"$ref": "#/components/schemas/BlockdevAddOptions"})
+        );
     }
 }

@@ -248,7 +248,8 @@ impl<C: Codec> TableCache<C> {
     pub(crate) fn looks(&self) -> (u64, u64) {
         let sum = |counter: fn(&CountedShard<C>) -> &AtomicU64| -> u64 {
             let all = self.shards.iter();
-            all.map(|place| counter(place).load(Ordering::Relaxed)).sum()
+            all.map(|place| counter(place).load(Ordering::Relaxed))
+                .sum()
         };
         let misses = sum(|place| &place.misses);
         (sum(|place| &place.hits).saturating_sub(misses), misses)

@@ -182,7 +182,8 @@ impl Member {
             match place.attempt(len_bytes) {
                 Admission::Admitted(next) => {
                     wake(next);
-                    self.group.note_wait(lane::now().saturating_duration_since(begun));
+                    self.group
+                        .note_wait(lane::now().saturating_duration_since(begun));
                     return;
                 }
                 Admission::Behind => called.await,

@@ -1,0 +1,434 @@
+//! The command line of `vellum ctl`: options, help and usage errors. `mod` parses it once; `manual` and
+//! the completions read the same tables.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use super::address::Address;
+use super::{Action, Show};
+use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
+use crate::manual::pages::examples;
+use crate::output::Output;
+use crate::size;
+
+/// Says where the daemon is, where `--connect` does not.
+pub const VARIABLE: &str = "VELLUM_CTL";
+
+#[derive(Debug, Clone, Copy)]
+enum Opt {
+    Help,
+    Connect,
+    TokenFile,
+    Output,
+    Format,
+    Sync,
+    Speed,
+    JobId,
+    NodeName,
+    Interval,
+    Count,
+    Force,
+}
+
+const OPTIONS: &[OptionSpec<Opt>] = &[
+    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
+    OptionSpec::new(Opt::Connect, 'c', "connect", Takes::Value),
+    OptionSpec::long(Opt::TokenFile, "token-file", Takes::Value),
+    OptionSpec::long(Opt::Output, "output", Takes::Value),
+    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
+    OptionSpec::long(Opt::Sync, "sync", Takes::Value),
+    OptionSpec::long(Opt::Speed, "speed", Takes::Value),
+    OptionSpec::long(Opt::JobId, "job-id", Takes::Value),
+    OptionSpec::long(Opt::NodeName, "node-name", Takes::Value),
+    OptionSpec::new(Opt::Interval, 'i', "interval", Takes::Value),
+    OptionSpec::new(Opt::Count, 'n', "count", Takes::Value),
+    OptionSpec::long(Opt::Force, "force", Takes::Nothing),
+];
+
+/// The options, as completions and manuals show them.
+pub fn options() -> Vec<Shape> {
+    shapes(OPTIONS)
+}
+
+/// What the options mean.
+pub const HELP: &str = "\
+  -c, --connect ADDRESS     where the daemon listens: unix:PATH or HOST:PORT (VELLUM_CTL)
+  --token-file FILE         a file with the token that the daemon asks for
+  --output FORMAT           human or json: what the daemon has answered, for programs
+  -f, --format FMT          the format of the new file (snapshot, mirror, backup)
+  --sync full|top|none      what is copied (mirror, backup; full)
+  --speed SIZE              most bytes a second (mirror, backup, commit, stream)
+  --job-id ID               the job's name (mirror, backup, commit, stream)
+  --node-name NAME          the name of the new overlay (snapshot)
+  -i, --interval SECONDS    how often top looks (2)
+  -n, --count NUMBER        how often top looks in all
+  --force                   end an export that is in use (unexport)
+";
+
+/// What the tool is for, in its help and manual.
+pub const EXPLAINS: &str = "\
+Shows and changes what a running `vellum daemon --metrics ADDRESS` serves: disks with their
+layers, exports, jobs. It speaks the daemon's HTTP interface, of which /openapi.json has all;
+what no command here does, 'qmp' does.
+";
+
+/// The commands, with what they take and what they do.
+pub const COMMANDS: &[(&str, &str, &str)] = &[
+    ("list", "", "the disks"),
+    (
+        "show",
+        "DISK",
+        "a disk: its layers, exports, jobs and what was asked of it",
+    ),
+    (
+        "snapshot",
+        "DISK FILE",
+        "put a new overlay on a disk; what it was stays below",
+    ),
+    ("resize", "DISK SIZE", "make a disk larger or smaller"),
+    ("flush", "DISK", "make durable what was written to a disk"),
+    (
+        "mirror",
+        "DISK FILE",
+        "copy a disk, and go on with the copy once the job is completed",
+    ),
+    ("backup", "DISK FILE", "copy a disk as it is now"),
+    ("commit", "DISK", "write all layers into the lowest one"),
+    (
+        "stream",
+        "DISK",
+        "copy what lies in layers below into the disk's own image",
+    ),
+    ("jobs", "", "the jobs"),
+    (
+        "job",
+        "pause|resume|complete|cancel|dismiss|finalize ID",
+        "lead a job",
+    ),
+    (
+        "job speed",
+        "ID SIZE",
+        "limit a job to so many bytes a second; 0: no limit",
+    ),
+    ("exports", "", "the exports"),
+    ("unexport", "ID", "end an export"),
+    ("nodes", "", "the nodes, with those that disks stand on"),
+    ("stats", "", "what was asked of each disk so far"),
+    ("top", "", "what is asked of each disk now, again and again"),
+    (
+        "host",
+        "",
+        "the daemon, and the file systems below the images",
+    ),
+    (
+        "qmp",
+        "COMMAND [JSON]",
+        "any QMP command; JSON are its arguments",
+    ),
+];
+
+/// What may be done with a job.
+pub const JOB_ACTIONS: [&str; 6] = [
+    "pause", "resume", "complete", "cancel", "dismiss", "finalize",
+];
+
+/// The command line, taken apart.
+#[derive(Debug)]
+pub struct Arguments {
+    pub help: bool,
+    pub address: Option<Address>,
+    pub token_file: Option<PathBuf>,
+    pub output: Output,
+    pub interval: Duration,
+    pub count: Option<u64>,
+    pub action: Option<Action>,
+}
+
+/// What belongs to some commands only.
+#[derive(Debug, Default)]
+struct Extra {
+    format: Option<String>,
+    sync: Option<String>,
+    speed: Option<u64>,
+    job_id: Option<String>,
+    node_name: Option<String>,
+    force: bool,
+}
+
+const DEFAULT_INTERVAL: Duration = Duration::from_secs(2);
+
+impl Arguments {
+    /// Understands the command line, or says why not.
+    pub fn parse(words: Vec<OsString>) -> Result<Arguments, String> {
+        let mut arguments = Arguments {
+            help: false,
+            address: None,
+            token_file: None,
+            output: Output::default(),
+            interval: DEFAULT_INTERVAL,
+            count: None,
+            action: None,
+        };
+        let mut extra = Extra::default();
+        let mut parser = Parser::new(OPTIONS, words);
+        while let Some((option, value)) = parser.next_option().map_err(|e| e.to_string())? {
+            arguments.take(option, value.unwrap_or_default(), &mut extra)?;
+        }
+        if arguments.help {
+            return Ok(arguments);
+        }
+        let operands = parser.operands();
+        let words: Vec<&str> = operands.iter().map(String::as_str).collect();
+        arguments.action = Some(action(&words, extra)?);
+        Ok(arguments)
+    }
+
+    fn take(&mut self, option: Opt, value: String, extra: &mut Extra) -> Result<(), String> {
+        match option {
+            Opt::Help => self.help = true,
+            Opt::Connect => self.address = Some(Address::parse(&value)?),
+            Opt::TokenFile => self.token_file = Some(value.into()),
+            Opt::Output => self.output = Output::parse(&value).map_err(|e| e.to_string())?,
+            Opt::Format => extra.format = Some(value),
+            Opt::Sync => extra.sync = Some(value),
+            Opt::Speed => extra.speed = Some(bytes("--speed", &value)?),
+            Opt::JobId => extra.job_id = Some(value),
+            Opt::NodeName => extra.node_name = Some(value),
+            Opt::Interval => self.interval = interval(&value)?,
+            Opt::Count => {
+                let count = value.parse().ok().filter(|count| *count > 0);
+                let why = || format!("--count is a number above 0, not '{value}'");
+                self.count = Some(count.ok_or_else(why)?);
+            }
+            Opt::Force => extra.force = true,
+        }
+        Ok(())
+    }
+}
+
+fn bytes(what: &str, text: &str) -> Result<u64, String> {
+    size::parse(text).map_err(|_| format!("{what} is a size such as 10M, not '{text}'"))
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let seconds: Option<f64> = text
+        .parse()
+        .ok()
+        .filter(|seconds| (0.1..=3600.0).contains(seconds));
+    let why = || format!("--interval is 0.1 to 3600 seconds, not '{text}'");
+    Ok(Duration::from_secs_f64(seconds.ok_or_else(why)?))
+}
+
+/// What the words ask for.
+fn action(words: &[&str], extra: Extra) -> Result<Action, String> {
+    let action = match words {
+        ["list"] => Action::get("/v1/disks", Show::Disks),
+        ["show", disk] => Action::get(format!("/v1/disks/{}", escaped(disk)), Show::Disk),
+        ["jobs"] => Action::get("/v1/stats", Show::Jobs),
+        ["exports"] => Action::get("/v1/exports", Show::Exports),
+        ["nodes"] => Action::get("/v1/nodes", Show::Nodes),
+        ["stats"] => Action::get("/v1/stats", Show::Stats),
+        ["host"] => Action::get("/v1/host", Show::Host),
+        ["top"] => Action::Top,
+        ["snapshot", disk, file] => {
+            let mut body = json!({"snapshot-file": absolute(file)?});
+            set(&mut body, "format", &extra.format);
+            set(&mut body, "snapshot-node-name", &extra.node_name);
+            Action::change(disk, "snapshot", body)
+        }
+        ["resize", disk, size] => {
+            Action::change(disk, "resize", json!({"size": bytes("SIZE", size)?}))
+        }
+        ["flush", disk] => Action::change(disk, "flush", json!({})),
+        [verb @ ("mirror" | "backup"), disk, file] => {
+            let mut body = json!({"target": absolute(file)?});
+            set(&mut body, "format", &extra.format);
+            set(&mut body, "sync", &extra.sync);
+            Action::change(disk, verb, extra.of_job(body))
+        }
+        [verb @ ("commit" | "stream"), disk] => Action::change(disk, verb, extra.of_job(json!({}))),
+        ["job", "speed", id, speed] => {
+            let body = json!({"speed": bytes("SIZE", speed)?});
+            Action::post(format!("/v1/jobs/{}/speed", escaped(id)), body)
+        }
+        ["job", verb, id] if JOB_ACTIONS.contains(verb) => {
+            Action::post(format!("/v1/jobs/{}/{verb}", escaped(id)), json!({}))
+        }
+        ["unexport", id] => {
+            let mode = if extra.force { "?mode=hard" } else { "" };
+            Action::delete(format!("/v1/exports/{}{mode}", escaped(id)))
+        }
+        ["qmp", command] => qmp(command, "{}")?,
+        ["qmp", command, arguments] => qmp(command, arguments)?,
+        [] => return Err("Expecting a command: list, show, jobs, top and others".to_owned()),
+        [first, ..] => return Err(expecting(first)),
+    };
+    Ok(action)
+}
+
+fn qmp(command: &str, arguments: &str) -> Result<Action, String> {
+    let arguments: Map<String, Value> = serde_json::from_str(arguments)
+        .map_err(|why| format!("The arguments of '{command}' are no JSON object: {why}"))?;
+    let path = format!("/v1/qmp/{}", escaped(command));
+    Ok(Action::Ask {
+        method: "POST",
+        path,
+        body: Some(Value::Object(arguments)),
+        show: Show::Json,
+    })
+}
+
+/// What a command that was not understood takes.
+fn expecting(first: &str) -> String {
+    let known = COMMANDS
+        .iter()
+        .filter(|(name, ..)| name.split(' ').next() == Some(first));
+    let calls: Vec<String> = known
+        .map(|(name, takes, _)| format!("{name} {takes}").trim_end().to_owned())
+        .collect();
+    match calls.is_empty() {
+        true => format!("'{first}' is no command of ctl"),
+        false => format!("Expecting {}", calls.join(" or ")),
+    }
+}
+
+impl Extra {
+    fn of_job(&self, mut body: Value) -> Value {
+        set(&mut body, "job-id", &self.job_id);
+        if let Some(speed) = self.speed {
+            body["speed"] = json!(speed);
+        }
+        body
+    }
+}
+
+fn set(body: &mut Value, key: &str, value: &Option<String>) {
+    if let Some(value) = value {
+        body[key] = json!(value);
+    }
+}
+
+/// A file as the daemon finds it, which may run in another folder.
+fn absolute(file: &str) -> Result<String, String> {
+    // Names that are no paths are as they are.
+    if file.contains("://") || file.starts_with("json:") {
+        return Ok(file.to_owned());
+    }
+    let path = std::path::absolute(file).map_err(|why| format!("'{file}' is no path: {why}"))?;
+    let path = path.into_os_string().into_string();
+    path.map_err(|_| format!("'{file}' lies in a folder whose name is not UTF-8"))
+}
+
+/// A name as a part of a path.
+pub fn escaped(name: &str) -> String {
+    let letter = |byte: u8| match byte {
+        byte if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) => {
+            char::from(byte).to_string()
+        }
+        byte => format!("%{byte:02X}"),
+    };
+    name.bytes().map(letter).collect()
+}
+
+/// What `--help` prints.
+pub fn help(program: &str) -> String {
+    let commands = COMMANDS.iter().map(|(name, takes, about)| {
+        let call = format!("{name} {takes}");
+        format!(
+            "  {}\n                            {about}\n",
+            call.trim_end()
+        )
+    });
+    format!(
+        "Usage: {program} ctl [OPTIONS] COMMAND [ARGUMENTS]\n\n{EXPLAINS}\nCommands:\n{}\n\
+         Options:\n  -h, --help\n{HELP}{}",
+        commands.collect::<String>(),
+        examples("ctl")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asks(line: &str) -> (String, String, Value) {
+        let words = line.split_whitespace().map(OsString::from).collect();
+        match Arguments::parse(words).expect(line).action {
+            Some(Action::Ask {
+                method, path, body, ..
+            }) => (method.to_owned(), path, body.unwrap_or_default()),
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn commands_are_requests() {
+        for (line, method, path, body) in [
+            ("list", "GET", "/v1/disks", Value::Null),
+            ("show #block1", "GET", "/v1/disks/%23block1", Value::Null),
+            (
+                "resize d 1M",
+                "POST",
+                "/v1/disks/d/resize",
+                json!({"size": 1 << 20}),
+            ),
+            (
+                "mirror d /t --speed 1k --job-id j -f raw --sync top",
+                "POST",
+                "/v1/disks/d/mirror",
+                json!({"target": "/t", "format": "raw", "sync": "top", "job-id": "j", "speed": 1024}),
+            ),
+            (
+                "snapshot d /o --node-name n",
+                "POST",
+                "/v1/disks/d/snapshot",
+                json!({"snapshot-file": "/o", "snapshot-node-name": "n"}),
+            ),
+            ("job pause j", "POST", "/v1/jobs/j/pause", json!({})),
+            (
+                "job speed j 0",
+                "POST",
+                "/v1/jobs/j/speed",
+                json!({"speed": 0}),
+            ),
+            (
+                "unexport e --force",
+                "DELETE",
+                "/v1/exports/e?mode=hard",
+                Value::Null,
+            ),
+            ("qmp quit", "POST", "/v1/qmp/quit", json!({})),
+            ("qmp x {\"a\":1}", "POST", "/v1/qmp/x", json!({"a": 1})),
+        ] {
+            assert_eq!(
+                asks(line),
+                (method.to_owned(), path.to_owned(), body),
+                "{line}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_not_understood_is_told() {
+        for (line, part) in [
+            ("", "a command"),
+            ("resize d", "resize DISK SIZE"),
+            ("job d", "job speed ID SIZE"),
+            ("frobnicate", "frobnicate"),
+            ("list more", "Expecting list"),
+            ("resize d x", "SIZE is a size"),
+            ("top -i 0", "--interval"),
+            ("top -n 0", "--count"),
+            ("qmp x [1]", "JSON object"),
+            ("list --output=xml", "xml"),
+            ("list --connect nowhere", "nowhere"),
+        ] {
+            let words = line.split_whitespace().map(OsString::from).collect();
+            let why = Arguments::parse(words).expect_err(line);
+            assert!(why.contains(part), "{line}: {why}");
+        }
+    }
+}
