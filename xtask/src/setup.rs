@@ -66,6 +66,8 @@ const NEEDS: &[Need] = &[
     // The daemon's units, and sockets that are handed over.
     need(Probe::Program("systemd-analyze"), "systemd"),
     need(Probe::Program("systemd-socket-activate"), "systemd"),
+    // What checks the metrics of the daemon.
+    need(Probe::Program("promtool"), "prometheus"),
     // Files on a web server, and QEMU's driver for them beside ours.
     need(Probe::Program("nginx"), "nginx-light"),
     need(Probe::Program("openssl"), "openssl"),
