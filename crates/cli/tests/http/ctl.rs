@@ -98,9 +98,13 @@ fn disks_are_changed_and_jobs_led() {
         ""
     );
     served.place.io(URI, &["write -P 9 0 64k"]);
-    served.ctl_says("resize over 2M");
     served.ctl_says("flush over");
-    assert_eq!(line(&served.ctl_says("list"), "over")[2..4], ["2", "MiB"]);
+    // Clients of NBD are told a size once.
+    assert!(served.ctl_fails("resize over 2M").contains("Permission conflict"));
+    let free = r#"{"driver":"qcow2","node-name":"free","file":{"driver":"file","filename":"o"}}"#;
+    served.ctl_says(&format!("qmp blockdev-add {free}"));
+    served.ctl_says("resize free 2M");
+    assert_eq!(line(&served.ctl_says("list"), "free")[2..4], ["2", "MiB"]);
     served.ctl_says("mirror over mirror.qcow2 -f qcow2 --job-id m --speed 1k");
     assert_eq!(line(&served.ctl_says("jobs"), "m")[..2], ["m", "mirror"]);
     served.ctl_says("job pause m");

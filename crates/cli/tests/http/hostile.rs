@@ -54,7 +54,7 @@ fn others_are_served_whatever_a_client_sends() {
                 "POST /v1/nodes HTTP/1.1\r\nHost: x\r\n{}\r\n",
                 length(u64::MAX)
             ),
-            &[413, 400],
+            &[413, 431],
         ),
         (
             format!(

@@ -1,5 +1,7 @@
 //! The OpenAPI document: every row of the table, with the schemas of what it takes and gives.
 
+use std::sync::OnceLock;
+
 use serde_json::{Map, Value, json};
 
 use super::routes::{Method, ROUTES, Route, Serves, Source};
@@ -10,8 +12,14 @@ const ABOUT: &str = "Disks, exports and jobs of a daemon. Whatever QMP can do is
     /v1/qmp/{command}; the other paths are for what is done most. Failures are told as RFC 9457 has \
     it, with QMP's class and words.";
 
+/// The document as text. It is made once: whoever asks for it again and again gets the same.
+pub(super) fn text() -> &'static str {
+    static TEXT: OnceLock<String> = OnceLock::new();
+    TEXT.get_or_init(|| document().to_string())
+}
+
 /// The document.
-pub(super) fn document() -> Value {
+fn document() -> Value {
     let mut paths: Map<String, Value> = Map::new();
     for route in ROUTES {
         let place = paths.entry(route.path).or_insert_with(|| json!({}));

@@ -77,7 +77,8 @@ const NOT_FOUND: [&str; 5] = [
 ];
 
 /// What stands in refusals of what somebody or something is in the way of.
-const CONFLICT: [&str; 11] = [
+const CONFLICT: [&str; 12] = [
+    "Permission conflict on node",
     " is busy",
     "already in use",
     " still in use",

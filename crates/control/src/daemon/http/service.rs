@@ -49,7 +49,7 @@ impl Service {
         access.check(request)?;
         match understand(request)? {
             Call::Page => Ok(page::response()),
-            Call::Document => Ok(Response::json(&openapi::document())),
+            Call::Document => Ok(Response::new(200, "application/json", openapi::text())),
             Call::Metrics => {
                 let picture = self.picture(Detail::Counts).await?;
                 let text = metrics::text(&picture, self.nodes.cache_budget().map(Arc::as_ref));
