@@ -70,7 +70,10 @@ fn escaped(text: &str) -> String {
 
 fn check_call(request: &Request, target: &Target, call: &Call) {
     let Call::Command(name, arguments) = call else {
-        assert!(matches!(request.method.as_str(), "GET" | "HEAD"), "{request:?}");
+        assert!(
+            matches!(request.method.as_str(), "GET" | "HEAD"),
+            "{request:?}"
+        );
         return;
     };
     if let [v1, qmp, command] = &target.segments[..]

@@ -100,7 +100,11 @@ fn disks_are_changed_and_jobs_led() {
     served.place.io(URI, &["write -P 9 0 64k"]);
     served.ctl_says("flush over");
     // Clients of NBD are told a size once.
-    assert!(served.ctl_fails("resize over 2M").contains("Permission conflict"));
+    assert!(
+        served
+            .ctl_fails("resize over 2M")
+            .contains("Permission conflict")
+    );
     let free = r#"{"driver":"qcow2","node-name":"free","file":{"driver":"file","filename":"o"}}"#;
     served.ctl_says(&format!("qmp blockdev-add {free}"));
     served.ctl_says("resize free 2M");

@@ -82,12 +82,20 @@ fn what_http_changes_a_monitor_sees_and_the_other_way_round() {
     served.place.io(URI, &["write -P 9 0 64k"]);
     let size = json!({"size": 2 << 20});
     // Clients of NBD are told a size once.
-    assert_eq!(served.ask("POST", "/v1/disks/over/resize", size.clone()).status, 409);
+    assert_eq!(
+        served
+            .ask("POST", "/v1/disks/over/resize", size.clone())
+            .status,
+        409
+    );
     let free = json!({"driver": "qcow2", "node-name": "free",
         "file": {"driver": "file", "filename": "o"}});
     served.must("POST", "/v1/nodes", free);
     served.must("POST", "/v1/disks/free/resize", size);
-    assert_eq!(served.must("GET", "/v1/disks/free", Value::Null)["size-bytes"], 2 << 20);
+    assert_eq!(
+        served.must("GET", "/v1/disks/free", Value::Null)["size-bytes"],
+        2 << 20
+    );
     let nodes = served
         .daemon
         .must("query-named-block-nodes", json!({"flat": true}));

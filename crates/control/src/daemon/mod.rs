@@ -114,7 +114,15 @@ pub struct Daemon {
     /// What a state file is written from.
     state: state::Recorder,
     /// What is counted of its exports, for the same.
+    #[cfg_attr(
+        not(feature = "http"),
+        allow(dead_code, reason = "only HTTP looks at it")
+    )]
     counted: export::CountedExports,
+    #[cfg_attr(
+        not(feature = "http"),
+        allow(dead_code, reason = "only HTTP looks at it")
+    )]
     begun: Instant,
     /// Where HTTP is to be served, once that begins.
     doors: RefCell<Vec<http::Bound>>,

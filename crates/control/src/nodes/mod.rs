@@ -20,6 +20,10 @@ mod changes;
 mod describe;
 mod descriptions;
 mod filters;
+#[cfg_attr(
+    not(feature = "http"),
+    allow(dead_code, reason = "only HTTP looks at it")
+)]
 mod inventory;
 mod jobs;
 mod leading;

@@ -1,6 +1,10 @@
 //! `--export`, `block-export-add`: what all types have in common. Each type has a file, and a
 //! variant of [`Wanted`] and of [`Served`].
 
+#[cfg_attr(
+    not(feature = "http"),
+    allow(dead_code, reason = "only HTTP looks at it")
+)]
 mod counted;
 mod ending;
 mod fuse;

@@ -20,6 +20,13 @@
 //! - What is only looked at takes no lock that requests on disks take, and does not wait for a command.
 //! - What a client can make the daemon keep is bounded: connections, heads, bodies, answers that it
 //!   does not read, and the time for each of these.
+#![cfg_attr(
+    not(feature = "http"),
+    allow(
+        dead_code,
+        reason = "a build without it understands requests, and serves none"
+    )
+)]
 
 mod access;
 mod call;

@@ -18,6 +18,10 @@ mod job_nodes;
 pub(super) mod mirror;
 pub(super) mod mirroring;
 pub(super) mod scrub;
+#[cfg_attr(
+    not(feature = "http"),
+    allow(dead_code, reason = "only HTTP looks at it")
+)]
 mod state;
 pub(super) mod stream;
 
@@ -37,6 +41,10 @@ use super::Daemon;
 use super::events::Events;
 use crate::error_text;
 pub(super) use job_nodes::JobNodes;
+#[cfg_attr(
+    not(feature = "http"),
+    allow(unused_imports, reason = "only HTTP looks at it")
+)]
 pub(super) use state::JobState;
 
 /// How many pieces of a copy are in flight at once.
