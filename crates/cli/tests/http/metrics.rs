@@ -158,6 +158,14 @@ fn the_numbers_are_true() {
     );
     assert!(value(r#"vellum_node_allocated_bytes{node="d",driver="qcow2"}"#) > 0.0);
     assert!(value("vellum_uptime_seconds") > 0.0);
+    served.daemon.kill();
+}
+
+#[test]
+fn what_is_a_counter_only_grows() {
+    let served = busy();
+    let text = scrape(&served);
+    served.place.io(URI, &["write -P 7 0 4k", "read -P 7 0 4k"]);
     let more = scrape(&served);
     let (before, after) = (counters(&text), counters(&more));
     for (name, value) in before {
