@@ -2,6 +2,7 @@
 //! codes. Helps under our own name show the examples too.
 
 mod elsewhere;
+mod running;
 
 /// A command line and what it does.
 pub type Example = (&'static str, &'static str);
@@ -59,8 +60,8 @@ static PAGES: &[(&str, Page)] = &[
     ("completions", COMPLETIONS),
     ("convert", page(CONVERT)),
     ("create", page(CREATE)),
-    ("ctl", CTL),
-    ("daemon", DAEMON),
+    ("ctl", running::CTL),
+    ("daemon", running::DAEMON),
     ("dd", page(DD)),
     ("img bench", page(IMG_BENCH)),
     ("info", page(INFO)),
@@ -290,66 +291,6 @@ const CREATE: &[Example] = &[
     ),
     ("vellum create -f qcow2 -o help", "what -o takes"),
 ];
-
-const CTL: Page = Page {
-    usage: &[
-        "[OPTIONS] list|jobs|exports|nodes|stats|top|host",
-        "[OPTIONS] show|flush|commit|stream DISK",
-        "[OPTIONS] snapshot|mirror|backup DISK FILE",
-        "[OPTIONS] resize DISK SIZE",
-        "[OPTIONS] job pause|resume|complete|cancel|dismiss|finalize ID",
-        "[OPTIONS] job speed ID SIZE",
-        "[OPTIONS] unexport ID",
-        "[OPTIONS] qmp COMMAND [JSON]",
-    ],
-    examples: &[
-        (
-            "export VELLUM_CTL=unix:/run/vellum.sock",
-            "where the daemon was told to listen: --metrics unix:/run/vellum.sock",
-        ),
-        ("vellum ctl list", "the disks that it serves"),
-        (
-            "vellum ctl snapshot disk overlay.qcow2",
-            "what is written from now on goes to a new image",
-        ),
-        (
-            "vellum ctl backup disk /backup/disk.qcow2 --speed 50M",
-            "a copy of the disk as it is now, at 50 MiB a second",
-        ),
-        (
-            "vellum ctl top -i 1",
-            "what each disk is asked for, looked at every second",
-        ),
-        ("vellum ctl qmp query-block-jobs", "whatever QMP can tell"),
-    ],
-    exits: USUAL,
-};
-
-const DAEMON: Page = Page {
-    usage: &["[OPTIONS]"],
-    examples: &[
-        (
-            "vellum daemon --blockdev driver=file,node-name=file,filename=disk.qcow2 --blockdev \
-             driver=qcow2,node-name=disk,file=file --nbd-server \
-             addr.type=unix,addr.path=/run/disk.sock --export \
-             nbd,id=one,node-name=disk,writable=on",
-            "a disk behind a socket",
-        ),
-        (
-            "vellum daemon --config disks.toml --check",
-            "what a file of disks would do, with the line of each request",
-        ),
-        (
-            "vellum daemon --config disks.toml --state state.json --log json",
-            "the disks of a file, and what clients make besides; SIGHUP reads the file again",
-        ),
-        (
-            "vellum daemon --metrics unix:/run/vellum.sock --metrics localhost:9100 ...",
-            "commands by 'vellum ctl' over the socket, metrics for Prometheus over the port",
-        ),
-    ],
-    exits: &[("0", "ended by a signal or a client"), FAILED],
-};
 
 const DD: &[Example] = &[(
     "vellum dd -O raw bs=1M count=1 if=disk.qcow2 of=first.raw",

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::client::{DISK, Served, URI};
+use crate::place::PATIENCE;
 
 /// Starts a daemon in which there is something of everything: exports with and without requests,
 /// a throttle group with waits, a job, a cache budget.
@@ -220,6 +222,49 @@ fn the_counts_of_a_write_log_are_told() {
     ] {
         let value = samples.get(&*format!("{name}{{node=\"w\"}}"));
         assert!(value.is_some_and(|value| *value > 0.0), "{name} in\n{text}");
+    }
+    served.daemon.end();
+}
+
+/// Begins so many writes, and dies with them in flight.
+const LEAVE: &str = "
+import nbd, os, sys
+client = nbd.NBD()
+client.connect_uri('nbd+unix:///slow?socket=sock')
+for at in range(16):
+    client.aio_pwrite(b'x' * 4096, at * 4096)
+while client.aio_in_flight() and not client.aio_peek_command_completed():
+    client.poll(100)
+os._exit(0)
+";
+
+#[test]
+fn requests_of_a_client_that_has_left_are_not_in_flight_for_ever() {
+    let served = Served::new(
+        &[
+            "--nbd-server",
+            "addr.type=unix,addr.path=sock",
+            "--object",
+            "throttle-group,id=slow,x-iops-write=20",
+            "--blockdev",
+            "driver=throttle,node-name=l,throttle-group=slow,file.driver=file,file.filename=o",
+            "--blockdev",
+            "driver=raw,node-name=o,file=l",
+            "--export",
+            "nbd,id=slow,node-name=o,name=slow,writable=on",
+        ],
+        None,
+    );
+    let in_flight = || {
+        let stats = served.must("GET", "/v1/stats", Value::Null);
+        stats["disks"][0]["in-flight"].as_u64().expect("a number")
+    };
+    served.place.must("/usr/bin/python3", &["-c", LEAVE]);
+    assert!(in_flight() > 0, "those that wait are in flight");
+    let begin = Instant::now();
+    while in_flight() > 0 {
+        assert!(begin.elapsed() < PATIENCE, "{} are", in_flight());
+        std::thread::sleep(Duration::from_millis(50));
     }
     served.daemon.end();
 }
