@@ -245,7 +245,7 @@ fn requests_of_a_client_that_has_left_are_not_in_flight_for_ever() {
             "--nbd-server",
             "addr.type=unix,addr.path=sock",
             "--object",
-            "throttle-group,id=slow,x-iops-write=20",
+            "throttle-group,id=slow,x-iops-write=5",
             "--blockdev",
             "driver=throttle,node-name=l,throttle-group=slow,file.driver=file,file.filename=o",
             "--blockdev",
