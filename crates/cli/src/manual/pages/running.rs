@@ -55,8 +55,8 @@ pub(super) const DAEMON: Page = Page {
             "the disks of a file, and what clients make besides; SIGHUP reads the file again",
         ),
         (
-            "vellum daemon --metrics unix:/run/vellum.sock --metrics localhost:9100 ...",
-            "commands by 'vellum ctl' over the socket, metrics for Prometheus over the port",
+            "vellum daemon --metrics unix:/run/disks.sock --metrics localhost:9100 ...",
+            "commands over the socket, metrics for Prometheus over the port",
         ),
     ],
     exits: &[("0", "ended by a signal or a client"), FAILED],
