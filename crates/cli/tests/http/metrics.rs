@@ -47,7 +47,7 @@ pub fn busy() -> Served {
         .collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     served.place.io(slow, &many);
-    let backup = json!({"target": "copy", "format": "qcow2", "job-id": "j", "speed": 65536,
+    let backup = json!({"target": "copy", "format": "qcow2", "job-id": "j", "speed": 1024,
         "auto-dismiss": false});
     served.must("POST", "/v1/disks/d/backup", backup);
     served.daemon.wait("j", "running");
@@ -152,7 +152,7 @@ fn the_numbers_are_true() {
     );
     assert_eq!(
         value(r#"vellum_job_speed_limit_bytes{job="j",type="backup"}"#),
-        65_536.0
+        1024.0
     );
     assert_eq!(
         value(r#"vellum_node_size_bytes{node="d",driver="qcow2"}"#),
