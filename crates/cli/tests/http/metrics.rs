@@ -28,7 +28,7 @@ pub fn busy() -> Served {
         "--export",
         "nbd,id=slow,node-name=o,name=slow,writable=on",
     ]);
-    let mut served = Served::new(&words, None);
+    let served = Served::new(&words, None);
     served.place.io(
         URI,
         &[
@@ -50,7 +50,8 @@ pub fn busy() -> Served {
     let backup = json!({"target": "copy", "format": "qcow2", "job-id": "j", "speed": 1024,
         "auto-dismiss": false});
     served.must("POST", "/v1/disks/d/backup", backup);
-    served.daemon.wait("j", "running");
+    // It is there as long as somebody looks.
+    served.must("POST", "/v1/jobs/j/pause", Value::Null);
     served
 }
 
