@@ -10,6 +10,9 @@ use serde_json::{Value, json};
 use crate::client::{DISK, Served, URI};
 use crate::place::PATIENCE;
 
+/// What the job may do in a second.
+const SPEED: u64 = 1 << 30;
+
 /// Starts a daemon in which there is something of everything: exports with and without requests,
 /// a throttle group with waits, a job, a cache budget.
 pub fn busy() -> Served {
@@ -28,7 +31,7 @@ pub fn busy() -> Served {
         "--export",
         "nbd,id=slow,node-name=o,name=slow,writable=on",
     ]);
-    let served = Served::new(&words, None);
+    let mut served = Served::new(&words, None);
     served.place.io(
         URI,
         &[
@@ -47,11 +50,10 @@ pub fn busy() -> Served {
         .collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     served.place.io(slow, &many);
-    let backup = json!({"target": "copy", "format": "qcow2", "job-id": "j", "speed": 1024,
-        "auto-dismiss": false});
-    served.must("POST", "/v1/disks/d/backup", backup);
-    // It is there as long as somebody looks.
-    served.must("POST", "/v1/jobs/j/pause", Value::Null);
+    // It stays ready, and so does what it copies to.
+    let mirror = json!({"target": "copy", "format": "qcow2", "job-id": "j", "speed": SPEED});
+    served.must("POST", "/v1/disks/d/mirror", mirror);
+    served.daemon.wait("j", "ready");
     served
 }
 
@@ -147,13 +149,12 @@ fn the_numbers_are_true() {
     assert!(value(r#"vellum_node_cache_hits_total{node="o",cache="l2"}"#) > 0.0);
     assert!(value(r#"vellum_node_cache_misses_total{node="d",cache="l2"}"#) > 0.0);
     assert!(value("vellum_cache_budget_used_bytes") <= value("vellum_cache_budget_bytes"));
+    let work = value(r#"vellum_job_work_bytes{job="j",type="mirror"}"#);
+    let done = value(r#"vellum_job_done_bytes{job="j",type="mirror"}"#);
+    assert!(work > 0.0 && work == done, "{work} {done}");
     assert_eq!(
-        value(r#"vellum_job_work_bytes{job="j",type="backup"}"#),
-        f64::from(1 << 20)
-    );
-    assert_eq!(
-        value(r#"vellum_job_speed_limit_bytes{job="j",type="backup"}"#),
-        1024.0
+        value(r#"vellum_job_speed_limit_bytes{job="j",type="mirror"}"#),
+        SPEED as f64
     );
     assert_eq!(
         value(r#"vellum_node_size_bytes{node="d",driver="qcow2"}"#),
