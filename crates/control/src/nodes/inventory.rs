@@ -63,18 +63,36 @@ impl NodeState {
     }
 }
 
+/// What is wanted of nodes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    /// Of this one, and those that it stands on, only.
+    pub(crate) of: Option<&'a str>,
+    /// The names of files.
+    pub(crate) filenames: bool,
+    /// Sizes, and what is taken of disks, for which files are asked.
+    pub(crate) sizes: bool,
+}
+
 impl Nodes {
-    /// All nodes, in the order of their names, with those of their files if these are wanted.
-    pub(crate) fn inventory(&self, with_filenames: bool) -> Vec<NodeState> {
+    /// Nodes, as far as they are wanted.
+    pub(crate) fn inventory(&self, wanted: Wanted<'_>) -> Vec<NodeState> {
         let mut states = Vec::new();
         let mut kinds = Vec::new();
         {
             let named = self.lock();
-            let mut filenames = match with_filenames {
-                true => named.names_of(named.nodes.keys().cloned().collect(), Naming::AsTheyStand),
+            let names = match wanted.of {
+                Some(name) => named.with_below(name),
+                None => named.nodes.keys().cloned().collect(),
+            };
+            let mut filenames = match wanted.filenames {
+                true => named.names_of(names.clone(), Naming::AsTheyStand),
                 false => Default::default(),
             };
-            for (name, node) in named.nodes.iter() {
+            for name in &names {
+                let Some(node) = named.nodes.get(name) else {
+                    continue;
+                };
                 let users = named.uses.of(name).map(|one| &one.user);
                 let jobs = users.clone().filter_map(|user| match user {
                     User::Job { id, .. } => Some(id.clone()),
@@ -108,10 +126,13 @@ impl Nodes {
             match kind {
                 NodeKind::Device(device) => {
                     state.size_bytes = device.size_bytes();
-                    state.allocated_bytes = device.allocated_bytes().ok().flatten();
+                    // Of an image its files say it.
+                    if wanted.sizes && state.child("file").is_none() {
+                        state.allocated_bytes = device.allocated_bytes().ok().flatten();
+                    }
                     state.device = Some(device);
                 }
-                NodeKind::Storage(storage) => {
+                NodeKind::Storage(storage) if wanted.sizes => {
                     // What cannot be asked has no size to tell.
                     state.size_bytes = storage.len_bytes().unwrap_or_default();
                     state.allocated_bytes = storage.allocated_bytes().ok().flatten();
@@ -119,6 +140,7 @@ impl Nodes {
                         state.path = Some(storage.name().to_owned());
                     }
                 }
+                NodeKind::Storage(_) => {}
             }
             state.jobs.sort_unstable();
             state.jobs.dedup();

@@ -59,7 +59,7 @@ pub(crate) use activity::inactive_child;
 use bitmaps::NodeBitmaps;
 pub use changes::DrainedUsers;
 pub use describe::NodeInfo;
-pub(crate) use inventory::NodeState;
+pub(crate) use inventory::{NodeState, Wanted};
 use node_table::NodeTable;
 pub(crate) use reopen::may_change;
 use shared::SharedNodes;

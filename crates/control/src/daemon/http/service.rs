@@ -16,6 +16,7 @@ use super::problem::Problem;
 use super::routes::View;
 use super::{Request, Response, metrics, openapi, page, views};
 use crate::Nodes;
+use crate::nodes::Wanted;
 
 /// Answers requests; clones do the same.
 #[derive(Clone)]
@@ -51,7 +52,12 @@ impl Service {
             Call::Page => Ok(page::response()),
             Call::Document => Ok(Response::new(200, "application/json", openapi::text())),
             Call::Metrics => {
-                let picture = self.picture(Detail::Counts).await?;
+                let wanted = Wanted {
+                    of: None,
+                    filenames: false,
+                    sizes: true,
+                };
+                let picture = self.picture(wanted).await?;
                 let text = metrics::text(&picture, self.nodes.cache_budget().map(Arc::as_ref));
                 Ok(Response::new(200, metrics::CONTENT_TYPE, text))
             }
@@ -67,11 +73,12 @@ impl Service {
     }
 
     async fn view(&self, view: View, node: Option<&str>) -> Result<Value, Problem> {
-        let detail = match view {
-            View::Disks | View::Disk => Detail::Names,
-            View::Host | View::Stats => Detail::Counts,
+        let wanted = Wanted {
+            of: node,
+            filenames: matches!(view, View::Disks | View::Disk),
+            sizes: view != View::Stats,
         };
-        let picture = self.picture(detail).await?;
+        let picture = self.picture(wanted).await?;
         match view {
             View::Disks => Ok(views::disks(&picture)),
             View::Host => Ok(views::host(&picture)),
@@ -84,9 +91,9 @@ impl Service {
         }
     }
 
-    async fn picture(&self, detail: Detail) -> Result<Picture, Problem> {
+    async fn picture(&self, wanted: Wanted<'_>) -> Result<Picture, Problem> {
         let moment: Moment = self.ask(Question::Look).await?;
-        let nodes = self.nodes.inventory(detail == Detail::Names);
+        let nodes = self.nodes.inventory(wanted);
         Ok(Picture::new(nodes, moment))
     }
 
@@ -111,12 +118,4 @@ impl Service {
             .map_err(|_| ends(oneshot::Canceled))?;
         answer.await.map_err(ends)
     }
-}
-
-/// What of the nodes is wanted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Detail {
-    Counts,
-    /// The names of their files too.
-    Names,
 }
