@@ -12,7 +12,7 @@ use vellum_control::daemon::config::{
 use vellum_control::{Options, Scalar};
 use vellum_io::spawn;
 
-use super::{Program, service};
+use super::{Program, parse_options, service};
 use crate::report;
 use crate::server::{self, Failure};
 
@@ -59,6 +59,10 @@ impl ConfigFile {
             let path = &monitor.path;
             text += &format!("{}: a monitor at {path}\n", self.line(monitor.place.line));
         }
+        for listener in &self.first.metrics {
+            let (line, address) = (self.line(listener.place.line), &listener.address);
+            text += &format!("{line}: HTTP at {address}\n");
+        }
         for step in plan(&Parts::default(), &self.first.parts) {
             let line = step.place.map_or(0, |place| place.line);
             text += &format!("{}: {}\n", self.line(line), step.request);
@@ -87,7 +91,15 @@ impl ConfigFile {
     pub(super) async fn start(&self, program: &Program) -> Result<(), Failure> {
         self.add_monitors(program, &self.first).await?;
         let disks = self.first.parts.without(PartKind::Export);
-        self.bring(program, &disks, &BTreeMap::new()).await
+        self.bring(program, &disks, &BTreeMap::new()).await?;
+        // Tokens and credentials are objects, which are there by now.
+        for listener in &self.first.metrics {
+            let options = parse_options(&listener.address, Some("address"))?;
+            let added = program.daemon.add_metrics(options).await;
+            let place = self.line(listener.place.line);
+            added.map_err(|failure| Failure::from(failure).with_prefix(place))?;
+        }
+        Ok(())
     }
 
     /// Brings its exports into force. Those of disks that `remembered` names show the node there.
@@ -191,6 +203,16 @@ impl ConfigFile {
         self.mistakes.borrow_mut().clear();
         if let Err(Failure::Message(text)) = self.add_monitors(program, config).await {
             self.tell(text);
+        }
+        let addresses = |config: &Config| {
+            let listeners = config.metrics.iter();
+            listeners.map(|one| one.address.clone()).collect::<Vec<_>>()
+        };
+        if addresses(config) != addresses(&self.first) {
+            let path = self.path.display();
+            report::warning(format!(
+                "{path}: where HTTP is served changes with the next start, not before"
+            ));
         }
         for gone in self.gone_monitors(config) {
             let path = self.path.display();

@@ -3,6 +3,7 @@
 //! ```toml
 //! [daemon]
 //! monitors = ["/run/vellum/qmp.sock"]
+//! metrics = ["unix:/run/vellum/http.sock"]
 //! nbd = { path = "/run/vellum/nbd.sock" }
 //!
 //! [throttle.slow]
@@ -40,7 +41,7 @@ pub use apply::{Applied, InForce};
 pub use parts::{ConfigRequest, Part, PartKey, PartKind, Parts};
 pub use place::{Mistake, Place};
 pub use plan::{Effect, Step, plan};
-pub use read::{Config, Monitor, OnError};
+pub use read::{Config, Listener, Monitor, OnError};
 
 #[cfg(test)]
 mod plan_tests;

@@ -25,6 +25,15 @@ pub struct Monitor {
     pub place: Place,
 }
 
+/// A place where HTTP is served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listener {
+    /// What `--metrics` takes: an address, and options behind it.
+    pub address: String,
+    /// Where it stands in the file.
+    pub place: Place,
+}
+
 /// What becomes of the start where a part cannot be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnError {
@@ -42,6 +51,8 @@ pub struct Config {
     pub parts: Parts,
     /// Where clients of QMP come.
     pub monitors: Vec<Monitor>,
+    /// Where HTTP is served, as `--metrics` says it.
+    pub metrics: Vec<Listener>,
     /// What becomes of the start where a part cannot be made.
     pub on_error: OnError,
 }
@@ -157,6 +168,20 @@ impl Config {
                 return Err(source.mistake(place, text));
             }
             self.monitors.push(Monitor { path, place });
+        }
+        for (address, place) in daemon.texts("metrics")? {
+            // Paths are those of the file's folder, here too.
+            let address = match address.strip_prefix("unix:") {
+                None => address,
+                Some(rest) => {
+                    let (path, options) = match rest.split_once(',') {
+                        Some((path, options)) => (path, format!(",{options}")),
+                        None => (rest, String::new()),
+                    };
+                    format!("unix:{}{options}", source.resolve(path))
+                }
+            };
+            self.metrics.push(Listener { address, place });
         }
         let words = [("stop", OnError::Stop), ("report", OnError::Report)];
         self.on_error = daemon.word("on-error", &words)?.unwrap_or_default();

@@ -80,6 +80,14 @@ fn a_file_is_the_requests_that_a_client_would_send() {
         .collect();
     assert_eq!(paths, ["/run/qmp.sock", "/etc/vellum/own.sock"]);
     assert_eq!(config.on_error, OnError::Report);
+    let http = "[daemon]\nmetrics = ['unix:http.sock,token-secret=t', '127.0.0.1:9100']";
+    let metrics = parse(http).expect("it is right").metrics;
+    let addresses: Vec<&str> = metrics.iter().map(|one| &*one.address).collect();
+    let expected = [
+        "unix:/etc/vellum/http.sock,token-secret=t",
+        "127.0.0.1:9100",
+    ];
+    assert_eq!(addresses, expected);
 }
 
 #[test]
