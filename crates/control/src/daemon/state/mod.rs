@@ -69,15 +69,16 @@ const OF_NO_STATE: [&str; 15] = [
 struct Keeper {
     path: PathBuf,
     /// What the file has.
-    written: Mutex<Value>,
+    written: Mutex<Arc<Value>>,
 }
 
 impl Keeper {
     /// Has the file say what there is.
     async fn write(&self, content: Value) -> vellum::Result<()> {
-        if *self.written.lock() == content {
+        if **self.written.lock() == content {
             return Ok(());
         }
+        let content = Arc::new(content);
         let (path, text) = (self.path.clone(), content.clone());
         let (sender, receiver) = futures_channel::oneshot::channel();
         // A disk takes its time, and jobs and timers have none.
@@ -106,7 +107,7 @@ impl Keeper {
         nodes: &Nodes,
         (from, to): (&str, &str),
     ) -> Pin<Box<dyn Future<Output = vellum::Result<()>> + Send>> {
-        let mut content = self.written.lock().clone();
+        let mut content = Value::clone(&self.written.lock());
         content["nodes"] = described(nodes, Some((from, to)));
         for export in content["exports"].as_array_mut().into_iter().flatten() {
             if export["node"] == from {
@@ -227,7 +228,7 @@ impl Daemon {
     pub async fn keep_state(self: &Rc<Self>, path: &Path, config: &Parts) -> vellum::Result<()> {
         let keeper = Arc::new(Keeper {
             path: path.to_owned(),
-            written: Mutex::new(Value::Null),
+            written: Mutex::default(),
         });
         self.state.keeper.replace(Some(keeper.clone()));
         // What users are led to is noted in what there is.

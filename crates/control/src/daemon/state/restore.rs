@@ -4,7 +4,7 @@
 //! object or an export of that name stays as it is. What a configuration had made and names no more is
 //! not brought back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::rc::Rc;
 
@@ -64,6 +64,63 @@ fn objects_of(content: &mut Value, key: &str) -> Result<Vec<Map<String, Value>>,
 fn text(object: &Map<String, Value>, key: &str) -> Result<String, String> {
     let found = object.get(key).and_then(Value::as_str).map(str::to_owned);
     found.ok_or_else(|| format!("'{key}' is missing"))
+}
+
+/// Members whose texts name no other node.
+const NO_REFERENCES: [&str; 4] = ["driver", "node-name", "filename", "throttle-group"];
+
+/// The nodes that texts within a value name.
+fn references<'a>(value: &'a Value, found: &mut BTreeSet<&'a str>) {
+    match value {
+        Value::String(text) => drop(found.insert(text)),
+        Value::Array(items) => items.iter().for_each(|item| references(item, found)),
+        Value::Object(members) => references_of(members, found),
+        _ => {}
+    }
+}
+
+fn references_of<'a>(members: &'a Map<String, Value>, found: &mut BTreeSet<&'a str>) {
+    for (key, value) in members {
+        if !NO_REFERENCES.contains(&key.as_str()) {
+            references(value, found);
+        }
+    }
+}
+
+/// Nodes, each after those that it names: what users are led to may stand behind them in the file.
+fn bottom_up(nodes: &[Map<String, Value>]) -> Vec<&Map<String, Value>> {
+    let name = |node: &'_ Map<String, Value>| {
+        let name = node.get("node-name").and_then(Value::as_str);
+        name.unwrap_or_default().to_owned()
+    };
+    let mut left: BTreeSet<String> = nodes.iter().map(name).collect();
+    let mut pending: Vec<&Map<String, Value>> = nodes.iter().collect();
+    let mut ordered = Vec::with_capacity(nodes.len());
+    while !pending.is_empty() {
+        let count = ordered.len();
+        let mut later = Vec::new();
+        for node in pending {
+            let mut named = BTreeSet::new();
+            references_of(node, &mut named);
+            let own = name(node);
+            match named
+                .iter()
+                .any(|other| *other != own && left.contains(*other))
+            {
+                true => later.push(node),
+                false => {
+                    left.remove(&own);
+                    ordered.push(node);
+                }
+            }
+        }
+        if ordered.len() == count {
+            // A circle, which opening them will tell.
+            ordered.append(&mut later);
+        }
+        pending = later;
+    }
+    ordered
 }
 
 /// The request that begins a job anew: what it made is there.
@@ -193,7 +250,7 @@ impl Daemon {
     /// For the first that cannot be opened; says which.
     pub async fn restore_nodes(&self, saved: &SavedState, wanted: &Parts) -> Result<(), Failure> {
         let state = self.parts.lock().await;
-        for node in &saved.nodes {
+        for node in bottom_up(&saved.nodes) {
             let name = text(node, "node-name").map_err(message)?;
             if !saved.is_own(PartKind::Disk, &name, wanted) || state.nodes.contains(&name) {
                 continue;
@@ -279,6 +336,25 @@ impl Daemon {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nodes_come_after_those_that_they_name() {
+        let nodes = [
+            json!({"node-name": "limits", "file": "over", "throttle-group": "base"}),
+            json!({"node-name": "sum", "children": {"0": "limits", "1": {"file": "base"}}}),
+            json!({"node-name": "over", "backing": "base", "file": {"filename": "limits"}}),
+            json!({"node-name": "base", "file": {"driver": "file", "filename": "sum"}}),
+            json!({"node-name": "one", "file": "other"}),
+            json!({"node-name": "other", "file": "one"}),
+        ];
+        let nodes: Vec<_> = nodes.into_iter().map(members).collect();
+        let ordered = bottom_up(&nodes);
+        let names: Vec<&str> = ordered
+            .iter()
+            .filter_map(|node| node["node-name"].as_str())
+            .collect();
+        assert_eq!(names, ["base", "over", "limits", "sum", "one", "other"]);
+    }
 
     #[test]
     fn what_is_no_state_is_refused() {
