@@ -72,24 +72,27 @@ async function checkList({ page }) {
   tell(seen.rows < 60, "rows that nobody sees are not there");
 }
 
-// Scrolls with the wheel, at about 3,000 pixels a second, to the end and back.
+// Scrolls with the wheel, at some thousand pixels a second, to the end and back.
 async function checkFrames({ page }, name) {
   await page.evaluate(() => {
-    const seen = window.seen = { frames: [], tasks: [], long: [] };
+    const seen = window.seen = { frames: [], long: [] };
     let last = performance.now(), isOver = false;
     const frame = at => { seen.frames.push(at - last); last = at; if (!isOver) requestAnimationFrame(frame); };
     requestAnimationFrame(at => { last = at; requestAnimationFrame(frame); });
-    const observe = (type, into) => new PerformanceObserver(list => { for (const one of list.getEntries()) into.push(one.duration); }).observe({ type });
-    observe("longtask", seen.tasks);
-    observe("long-animation-frame", seen.long);
+    const observe = (type, take) => new PerformanceObserver(list => { for (const one of list.getEntries()) take(one); }).observe({ type });
+    observe("long-animation-frame", one => {
+      const work = one.scripts.map(script => `${script.invoker} ${Math.round(script.duration)} ms`);
+      seen.long.push(`${Math.round(one.duration)} ms (${work.join(", ") || "no script"}, blocked ${Math.round(one.blockingDuration)} ms)`);
+    });
     seen.end = () => { isOver = true; };
   });
-  await page.mouse.move(400, 500);
+  await browser.startTracing(page, { categories: ["devtools.timeline", "disabled-by-default-devtools.timeline", "toplevel"] });
+  await page.mouse.move(page.viewportSize().width / 2, 500);
   const end = await page.evaluate(() => document.getElementById("rows").scrollHeight - document.getElementById("rows").clientHeight);
   for (const sign of [1, -1]) {
     let before = -1;
     for (;;) {
-      await page.mouse.wheel(0, sign * 240);
+      await page.mouse.wheel(0, sign * 400);
       await page.waitForTimeout(16);
       const top = await page.evaluate(() => document.getElementById("rows").scrollTop);
       if (top === before && (sign > 0 ? top >= end - 1 : top <= 0)) break;
@@ -97,11 +100,20 @@ async function checkFrames({ page }, name) {
     }
   }
   const seen = await page.evaluate(() => { window.seen.end(); return window.seen; });
+  const work = longestTask(JSON.parse(await browser.stopTracing()).traceEvents);
   const frames = seen.frames.sort((a, b) => a - b), longest = frames.at(-1);
   const most = frames[Math.floor(frames.length * 0.99)];
-  const worst = list => list.length ? Math.max(...list).toFixed(1) : "none";
   tell(longest <= FRAME_MS, `${name}: scrolled ${end} pixels and back: ${frames.length} frames, the longest ${longest.toFixed(1)} ms, ` +
-    `99 of 100 within ${most.toFixed(1)} ms; tasks over 50 ms: ${worst(seen.tasks)}; frames with work over 50 ms: ${worst(seen.long)}`);
+    `99 of 100 within ${most.toFixed(1)} ms; the longest task of the page took ${work.toFixed(1)} ms of the CPU; ` +
+    `frames over 50 ms: ${seen.long.join("; ") || "none"}`);
+}
+// The longest that the page's thread was at work without a pause, in milliseconds of the CPU: what a
+// busy machine adds to it is not in it.
+function longestTask(events) {
+  const threads = events.filter(one => one.name === "thread_name" && one.args.name === "CrRendererMain").map(one => `${one.pid} ${one.tid}`);
+  const tasks = events.filter(one => one.name.endsWith("RunTask") && threads.includes(`${one.pid} ${one.tid}`));
+  if (!tasks.some(one => one.tdur > 0)) throw new Error("the trace has no times of tasks");
+  return tasks.reduce((longest, one) => Math.max(longest, one.tdur || 0), 0) / 1000;
 }
 
 const focus = page => page.evaluate(() => {
@@ -180,7 +192,8 @@ async function checkToken() {
   await page.fill("#token", token);
   await page.keyboard.press("Enter");
   await listed(page);
-  await page.click(".rows .line:not([hidden])");
+  // Nodes that jobs have made have such names, and belong to them.
+  await page.locator(".rows .line:not([hidden]) .who span").filter({ hasNotText: "#" }).first().click();
   await page.waitForSelector("#p-changes:not([hidden])");
   tell(true, "a wrong token is refused, the right one shows disks and what can be changed");
   const kept = await page.evaluate(() => JSON.stringify([{ ...localStorage }, { ...sessionStorage }, document.cookie, document.getElementById("token").value]));
@@ -188,7 +201,8 @@ async function checkToken() {
   const { "size-bytes": before, "node-name": name } = await diskOf(page, token);
   await page.fill("#f-resize [name=size]", String(before / 2 ** 30 + 1));
   await page.click("#f-resize button");
-  await page.waitForFunction(() => document.getElementById("p-result").textContent.endsWith("done."));
+  await page.waitForFunction(() => document.getElementById("p-result").textContent);
+  tell((await page.textContent("#p-result")).endsWith("done."), await page.textContent("#p-result"));
   const after = (await diskOf(page, token))["size-bytes"];
   tell(after === before + 2 ** 30, `${name} is resized from ${before} to ${after}`);
   await page.fill("#f-resize [name=size]", "1");
