@@ -5,8 +5,9 @@
 //       [--locked http://127.0.0.1:9101 --token-file FILE] [--disk NAME] [--chromium FILE]
 //
 // `--page` puts that file in the place of the page that is built into the daemon, under the daemon's
-// own Content-Security-Policy. `--locked` is the same daemon behind a token; a job named `page-check`
-// is paused, resumed and cancelled there if there is one. `--disk` is the one that pictures show open.
+// own Content-Security-Policy with the digests of that file in it. `--locked` is the same daemon behind a token; a job named `page-check`
+// is paused, resumed and cancelled there, and a disk without exports is resized and gets a snapshot beside
+// its image. `--disk` is the one that pictures show open.
 //
 // What must hold, each a line of output; the exit status is 1 if one does not:
 // - every disk is listed, and only rows that are seen are in the document;
@@ -16,6 +17,7 @@
 // - a daemon that is gone is told, and one that is back, too;
 // - nothing is asked of anybody else, and nothing is written to the console but refused connections.
 
+import { createHash } from "node:crypto";
 import { createRequire } from "node:module";
 import { mkdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
@@ -53,11 +55,22 @@ async function visit(address, settings = {}) {
   if (options.page) {
     await page.route(url => url.href.split("#")[0] === origin + "/", async route => {
       const answer = await route.fetch();
-      await route.fulfill({ response: answer, body: readFileSync(options.page) });
+      const body = readFileSync(options.page, "utf8");
+      const headers = { ...answer.headers(), "content-security-policy": strict(answer.headers()["content-security-policy"], body) };
+      delete headers["content-length"];
+      await route.fulfill({ status: answer.status(), headers, body });
     });
   }
   await page.goto(origin + "/" + (settings.hash || ""));
   return { page, context, strangers, said };
+}
+// A policy that lets this page's own script and style do something, and no other ones.
+function strict(policy, body) {
+  const digest = tag => {
+    const inside = body.slice(body.indexOf(`<${tag}>`) + tag.length + 2, body.indexOf(`</${tag}>`));
+    return `${tag}-src 'sha256-${createHash("sha256").update(inside).digest("base64")}'`;
+  };
+  return policy.replace(/script-src [^;]*/, digest("script")).replace(/style-src [^;]*/, digest("style"));
 }
 const listed = page => page.waitForFunction(() => /^[0-9]+ disks?$/.test(document.getElementById("count").textContent) && document.querySelector(".rows .line:not([hidden]) .c-size").textContent !== "–", null, { timeout: 30000 });
 
@@ -192,37 +205,43 @@ async function checkToken() {
   await page.fill("#token", token);
   await page.keyboard.press("Enter");
   await listed(page);
-  // Nodes that jobs have made have such names, and belong to them.
-  await page.locator(".rows .line:not([hidden]) .who span").filter({ hasNotText: "#" }).first().click();
+  const spare = (await asked("/v1/disks", token)).find(disk => !disk.exports.length && !disk.jobs.length && !disk["read-only"]);
+  if (!spare) throw new Error("--locked: there is no disk without exports and jobs");
+  const name = spare["node-name"], before = spare["size-bytes"];
+  await page.fill("#filter", name);
+  await page.locator(".rows .line:not([hidden]) .who span").getByText(name, { exact: true }).click();
   await page.waitForSelector("#p-changes:not([hidden])");
   tell(true, "a wrong token is refused, the right one shows disks and what can be changed");
   const kept = await page.evaluate(() => JSON.stringify([{ ...localStorage }, { ...sessionStorage }, document.cookie, document.getElementById("token").value]));
   tell(!kept.includes(token), "the token is kept nowhere");
-  const { "size-bytes": before, "node-name": name } = await diskOf(page, token);
   await page.fill("#f-resize [name=size]", String(before / 2 ** 30 + 1));
   await page.click("#f-resize button");
   await page.waitForFunction(() => document.getElementById("p-result").textContent);
   tell((await page.textContent("#p-result")).endsWith("done."), await page.textContent("#p-result"));
-  const after = (await diskOf(page, token))["size-bytes"];
+  const after = (await asked("/v1/disks/" + encodeURIComponent(name), token))["size-bytes"];
   tell(after === before + 2 ** 30, `${name} is resized from ${before} to ${after}`);
   await page.fill("#f-resize [name=size]", "1");
   tell(await page.isVisible("#shrinks") && !await page.evaluate(() => document.getElementById("f-resize").checkValidity()), "a smaller size is asked about");
+  const overlay = `${spare.layers[0].filename.replace(/[^/]*$/, "")}page-check-${Date.now()}.qcow2`;
+  await page.fill("#f-snapshot [name=file]", overlay);
+  await page.click("#f-snapshot button");
+  await page.waitForFunction(() => document.getElementById("p-result").textContent.startsWith("Snapshot"));
+  await page.waitForFunction(name => document.getElementById("p-name").textContent !== name, name, { timeout: 10000 });
+  const layers = await page.locator("#p-layers-text li").allTextContents();
+  tell(layers[0].endsWith(overlay) && layers[1].startsWith(name + ":"), `a snapshot: ${layers.join(" / ")}`);
   const job = page.locator("#jobs .job", { hasText: "page-check" });
-  if (await job.count()) {
-    for (const [verb, state] of [["Pause", "paused"], ["Resume", "running"]]) {
-      await job.getByRole("button", { name: verb }).click();
-      await job.getByText(new RegExp("^" + state)).waitFor({ timeout: 10000 });
-    }
-    await job.getByRole("button", { name: "Cancel" }).click();
-    await job.waitFor({ state: "detached", timeout: 10000 }).catch(() => job.getByText(/^concluded/).waitFor({ timeout: 1000 }));
-    tell(true, "a job is paused, resumed and cancelled");
+  for (const [verb, state] of [["Pause", "paused"], ["Resume", "running"]]) {
+    await job.getByRole("button", { name: verb }).click();
+    await job.getByText(new RegExp("^" + state)).waitFor({ timeout: 10000 });
   }
+  await job.getByRole("button", { name: "Cancel" }).click();
+  await job.waitFor({ state: "detached", timeout: 10000 }).catch(() => job.getByText(/^concluded/).waitFor({ timeout: 1000 }));
+  tell(true, "a job is paused, resumed and cancelled");
   await visitor.context.close();
   return { ...visitor, said: visitor.said.filter(line => !line.includes("401")) };
 }
-async function diskOf(page, token) {
-  const name = await page.textContent("#p-name");
-  const answer = await fetch(`${options.locked}/v1/disks/${encodeURIComponent(name)}`, { headers: { authorization: "Bearer " + token } });
+async function asked(path, token) {
+  const answer = await fetch(options.locked + path, { headers: { authorization: "Bearer " + token } });
   return answer.json();
 }
 
@@ -244,7 +263,7 @@ async function takePictures() {
     await visitor.page.selectOption("#sort", "iops");
   }
   // The charts have two minutes; so much of them is filled by now.
-  await visitors[0][0].page.waitForTimeout(60000);
+  await visitors[0][0].page.waitForTimeout(100000);
   for (const [visitor, colorScheme] of visitors) {
     await picture(visitor.page, `live-page-disk-${colorScheme}`);
     await visitor.page.keyboard.press("Escape");
