@@ -172,16 +172,16 @@ async function checkNarrow() {
   const visitor = await visit(options.daemon, { viewport: { width: 360, height: 740 } });
   await listed(visitor.page);
   const wide = () => visitor.page.evaluate(() => {
-    const all = [...document.querySelectorAll("body *")].filter(one => one.checkVisibility() && !one.closest(".unseen, svg"));
+    const all = [...document.querySelectorAll("body *")].filter(one => one.checkVisibility() && !one.closest(".unseen, svg, .who"));
     return Math.max(document.documentElement.scrollWidth, ...all.map(one => Math.round(one.getBoundingClientRect().right)));
   });
   const list = await wide(), rows = await visitor.page.evaluate(() => document.getElementById("rows").clientHeight);
   await checkFrames(visitor, "360 pixels wide");
+  await picture(visitor.page, "live-page-narrow");
   await visitor.page.click(".rows .line:not([hidden])");
   await visitor.page.waitForTimeout(1500);
   const panel = await wide();
   tell(list <= 360 && panel <= 360 && rows > 300, `at 360 pixels the list reaches ${list}, an open disk ${panel}; rows have ${rows} of 740`);
-  await picture(visitor.page, "live-page-narrow");
   await visitor.context.close();
   return visitor;
 }
@@ -266,7 +266,10 @@ async function takePictures() {
   // The charts have two minutes; so much of them is filled by now.
   await visitors[0][0].page.waitForTimeout(100000);
   for (const [visitor, colorScheme] of visitors) {
+    await visitor.page.setViewportSize({ width: 1280, height: 1240 });
+    await visitor.page.waitForTimeout(1500);
     await picture(visitor.page, `live-page-disk-${colorScheme}`);
+    await visitor.page.setViewportSize({ width: 1280, height: 800 });
     await visitor.page.keyboard.press("Escape");
     await visitor.page.waitForTimeout(200);
     await picture(visitor.page, `live-page-${colorScheme}`);
