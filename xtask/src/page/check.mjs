@@ -9,6 +9,10 @@
 // is paused, resumed and cancelled there, and a disk without exports is resized and gets a snapshot in the
 // first folder with images. `--disk` is the one that pictures show open.
 //
+// Frames are told apart from those of a busy machine by what the page's thread has worked; where others
+// compile meanwhile, `chrt -r 1 node ...` gives the browser the processor when it wants it. Pictures in
+// docs/images went through `pngquant 64`.
+//
 // What must hold, each a line of output; the exit status is 1 if one does not:
 // - every disk is listed, and only rows that are seen are in the document;
 // - no frame takes more than 50 ms while the list is scrolled to its end and back;
