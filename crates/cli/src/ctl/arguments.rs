@@ -2,7 +2,7 @@
 //! the completions read the same tables.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
@@ -31,6 +31,7 @@ enum Opt {
     Interval,
     Count,
     Force,
+    Shrink,
 }
 
 const OPTIONS: &[OptionSpec<Opt>] = &[
@@ -46,6 +47,7 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::new(Opt::Interval, 'i', "interval", Takes::Value),
     OptionSpec::new(Opt::Count, 'n', "count", Takes::Value),
     OptionSpec::long(Opt::Force, "force", Takes::Nothing),
+    OptionSpec::long(Opt::Shrink, "shrink", Takes::Nothing),
 ];
 
 /// The options, as completions and manuals show them.
@@ -62,10 +64,11 @@ pub const HELP: &str = "\
   --sync full|top|none      what is copied (mirror, backup; full)
   --speed SIZE              most bytes a second (mirror, backup, commit, stream)
   --job-id ID               the job's name (mirror, backup, commit, stream)
-  --node-name NAME          the name of the new overlay (snapshot)
+  --node-name NAME          the name of the new overlay (snapshot; that of its file)
   -i, --interval SECONDS    how often top looks (2)
   -n, --count NUMBER        how often top looks in all
   --force                   end an export that is in use (unexport)
+  --shrink                  give up what is behind a smaller size (resize)
 ";
 
 /// What the tool is for, in its help and manual.
@@ -144,6 +147,8 @@ pub struct Arguments {
     pub output: Output,
     pub interval: Duration,
     pub count: Option<u64>,
+    /// A disk may become smaller.
+    pub shrink: bool,
     pub action: Option<Action>,
 }
 
@@ -170,6 +175,7 @@ impl Arguments {
             output: Output::default(),
             interval: DEFAULT_INTERVAL,
             count: None,
+            shrink: false,
             action: None,
         };
         let mut extra = Extra::default();
@@ -204,6 +210,7 @@ impl Arguments {
                 self.count = Some(count.ok_or_else(why)?);
             }
             Opt::Force => extra.force = true,
+            Opt::Shrink => self.shrink = true,
         }
         Ok(())
     }
@@ -222,6 +229,15 @@ fn interval(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds.ok_or_else(why)?))
 }
 
+/// The name of an overlay's node, where none is said: that of its file without what is behind the
+/// last dot.
+fn named_after(file: &str) -> Option<String> {
+    let stem = Path::new(file).file_stem()?.to_str()?;
+    let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
+    let is_name = stem.starts_with(|first: char| first.is_ascii_alphabetic());
+    (is_name && stem.len() < 32 && stem.chars().all(is_allowed)).then(|| stem.to_owned())
+}
+
 /// What the words ask for.
 fn action(words: &[&str], extra: Extra) -> Result<Action, String> {
     let action = match words {
@@ -236,7 +252,8 @@ fn action(words: &[&str], extra: Extra) -> Result<Action, String> {
         ["snapshot", disk, file] => {
             let mut body = json!({"snapshot-file": absolute(file)?});
             set(&mut body, "format", &extra.format);
-            set(&mut body, "snapshot-node-name", &extra.node_name);
+            let name = extra.node_name.or_else(|| named_after(file));
+            set(&mut body, "snapshot-node-name", &name);
             Action::change(disk, "snapshot", body)
         }
         ["resize", disk, size] => {
@@ -386,6 +403,18 @@ mod tests {
                 "POST",
                 "/v1/disks/d/snapshot",
                 json!({"snapshot-file": "/o", "snapshot-node-name": "n"}),
+            ),
+            (
+                "snapshot d /images/monday.qcow2",
+                "POST",
+                "/v1/disks/d/snapshot",
+                json!({"snapshot-file": "/images/monday.qcow2", "snapshot-node-name": "monday"}),
+            ),
+            (
+                "snapshot d /9",
+                "POST",
+                "/v1/disks/d/snapshot",
+                json!({"snapshot-file": "/9"}),
             ),
             ("job pause j", "POST", "/v1/jobs/j/pause", json!({})),
             (

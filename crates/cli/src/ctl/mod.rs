@@ -143,10 +143,27 @@ fn run(arguments: Arguments) -> Result<(), String> {
             body,
             show,
         }) => {
+            if let (Some(disk), false) = (path.strip_suffix("/resize"), arguments.shrink) {
+                refuse_smaller(&client, disk, body.as_ref())?;
+            }
             let value = ask(&client, method, &path, body.as_ref())?;
             show::print(&value, show, arguments.output);
             Ok(())
         }
+    }
+}
+
+/// Refuses a size that would cut off what a disk holds, as `resize` of images does.
+#[cfg(feature = "http")]
+fn refuse_smaller(client: &client::Client, disk: &str, body: Option<&Value>) -> Result<(), String> {
+    let now = ask(client, "GET", disk, None)?["size-bytes"].as_u64();
+    let wanted = body.and_then(|body| body["size"].as_u64());
+    match now.zip(wanted) {
+        Some((now, wanted)) if wanted < now => Err(format!(
+            "The disk has {now} bytes, and what is behind byte {wanted} would be lost: say --shrink if \
+             that is meant"
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -74,6 +74,12 @@ fn start(arguments: Arguments) -> Result<(), Failure> {
         report::print(config.describe());
         return Ok(());
     }
+    if state.is_some() && arguments.items.iter().any(|item| item.part == Part::Export) {
+        // It would show its node again where a client has led it to an overlay since.
+        let text =
+            "--export and --state do not go together: have --config or a client make exports";
+        return Err(Failure::message(text));
+    }
     let Process::Server(ready) = daemonize(arguments.daemonize)? else {
         return Ok(());
     };

@@ -58,6 +58,11 @@ pub(super) async fn bring_all(program: &Rc<Program>) -> Result<(), Failure> {
         let restored = daemon.restore_nodes(&state.saved, wanted).await;
         restored.map_err(of_file(state))?;
     }
+    if let Some(state) = &program.state {
+        // Before anybody is served.
+        let checked = daemon.check_restored(&state.saved).await;
+        checked.map_err(of_file(state))?;
+    }
     if let Some(config) = &program.config {
         let saved = program.state.as_ref().map(|state| &state.saved);
         let remembered = saved.map(|saved| saved.shown_instead(wanted));

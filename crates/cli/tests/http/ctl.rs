@@ -109,6 +109,9 @@ fn disks_are_changed_and_jobs_led() {
     served.ctl_says(&format!("qmp blockdev-add {free}"));
     served.ctl_says("resize free 2M");
     assert_eq!(line(&served.ctl_says("list"), "free")[2..4], ["2", "MiB"]);
+    let refused = served.ctl_fails("resize free 1M");
+    assert!(refused.contains("--shrink"), "{refused}");
+    assert_eq!(line(&served.ctl_says("list"), "free")[2..4], ["2", "MiB"]);
     served.ctl_says("mirror over mirror.qcow2 -f qcow2 --job-id m --speed 1k");
     assert_eq!(line(&served.ctl_says("jobs"), "m")[..2], ["m", "mirror"]);
     served.ctl_says("job pause m");

@@ -272,6 +272,102 @@ fn a_configuration_counts_for_what_it_names() {
     service.end();
 }
 
+/// What a start says that must not be.
+fn refused(place: &Place, words: &[&str]) -> String {
+    let output = place.output(VELLUM, &[&["daemon"], words].concat());
+    assert!(!output.status.success(), "{output:?}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn nobody_is_shown_an_old_disk_where_an_overlay_lies_under_a_throttle() {
+    let place = Place::new();
+    let throttled = CONFIG.replace("[[disk.export]]", "throttle = 't'\n[[disk.export]]")
+        + "[throttle.t]\niops-total = 100000\n";
+    place.write("disks.toml", &throttled);
+    let words = ["--config", "disks.toml", "--state", "state"];
+    let service = place.serve(&words);
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    client.must("blockdev-snapshot-sync", snapshot("a-image", "over"));
+    place.io("a", &["write -P 5 0 64k", "flush"]);
+    service.kill();
+    let said = refused(&place, &words);
+    assert!(said.contains("'a' stood on 'over'"), "{said}");
+    place.must("qemu-io", &["-f", "qcow2", "-c", "read -P 5 0 64k", "over"]);
+}
+
+#[test]
+fn an_overlay_comes_back_over_the_image_that_it_was_made_over_or_not_at_all() {
+    let place = Place::new();
+    place.write("disks.toml", CONFIG);
+    let words = ["--config", "disks.toml", "--state", "state"];
+    let service = place.serve(&words);
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    client.must("blockdev-snapshot-sync", snapshot("a", "over"));
+    service.kill();
+    place.write("disks.toml", &CONFIG.replace("image = 'a'", "image = 'b'"));
+    let said = refused(&place, &words);
+    assert!(
+        said.contains("an overlay stands on 'a', which is another image"),
+        "{said}"
+    );
+    place.write("disks.toml", CONFIG);
+    let service = place.serve(&words);
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    assert_eq!(shown(&mut client)["a"], "over");
+    service.end();
+    // An export of the command line would show its node again, whatever lies over it by now.
+    let export = ["--state", "state", "--export", "nbd,id=e,node-name=a"];
+    let said = refused(&place, &export);
+    assert!(
+        said.contains("--export and --state do not go together"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_disk_that_is_served_is_written_to_whatever_stands_on_it() {
+    let place = Place::new();
+    place.write("disks.toml", CONFIG);
+    let words = ["--config", "disks.toml", "--state", "state"];
+    let service = place.serve(&words);
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    client.must("blockdev-snapshot-sync", snapshot("a", "over"));
+    place.io("a", &["write -P 5 0 64k"]);
+    client.must("block-commit", json!({"job-id": "c", "device": "over"}));
+    client.event("BLOCK_JOB_READY");
+    client.must("job-complete", json!({"id": "c"}));
+    client.event("BLOCK_JOB_COMPLETED");
+    assert_eq!(shown(&mut client)["a"], "a");
+    service.kill();
+    let service = place.serve(&words);
+    place.io("a", &["read -P 5 0 64k", "write -P 6 0 64k", "flush"]);
+    service.end();
+}
+
+#[test]
+fn a_disk_that_users_were_led_from_is_not_made_anew() {
+    let place = Place::new();
+    place.write("disks.toml", CONFIG);
+    let service = place.serve(&["--config", "disks.toml"]);
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    client.must("blockdev-add", node("b", "b"));
+    let mirror = json!({"job-id": "m", "device": "a", "target": "b", "sync": "full"});
+    client.must("blockdev-mirror", mirror);
+    client.event("BLOCK_JOB_READY");
+    client.must("job-complete", json!({"id": "m"}));
+    client.event("BLOCK_JOB_COMPLETED");
+    place.io("a", &["write -P 7 0 64k", "flush"]);
+    let throttled = CONFIG.replace("[[disk.export]]", "throttle = 't'\n[[disk.export]]")
+        + "[throttle.t]\niops-total = 100000\n";
+    place.write("disks.toml", &throttled);
+    let said = service.reload();
+    assert!(said.contains("clients have led its users to 'b'"), "{said}");
+    place.io("a", &["read -P 7 0 64k"]);
+    assert_eq!(shown(&mut client)["a"], "b");
+    service.end();
+}
+
 /// What was acknowledged, as the test has it.
 #[derive(Debug, Clone, Default)]
 struct Model {

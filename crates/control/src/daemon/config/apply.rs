@@ -18,6 +18,7 @@ use super::place::Mistake;
 use super::plan::{Effect, Step, plan};
 use crate::daemon::commands::object_type;
 use crate::daemon::{Daemon, carry_out};
+use crate::nodes::User;
 use crate::qmp::{Arguments, Failure};
 
 /// So long is an export waited for that ends.
@@ -59,6 +60,7 @@ impl InForce {
         shown.extend(remembered.clone());
         let steps = plan(&self.parts, wanted);
         let send = async |request: &ConfigRequest| {
+            refuse_to_lose(daemon, request, &shown).await?;
             send(daemon, request, &shown).await?;
             if let ("blockdev-add", Some(name)) = (request.command, name_of(request)) {
                 // What is made anew is what the file says.
@@ -214,6 +216,36 @@ async fn shown_instead(daemon: &Rc<Daemon>, parts: &Parts) -> BTreeMap<String, S
     instead.collect()
 }
 
+/// Refuses to take a disk away that clients have led users from: what would be made in its place
+/// lacks all that was written since.
+async fn refuse_to_lose(
+    daemon: &Rc<Daemon>,
+    request: &ConfigRequest,
+    shown: &BTreeMap<String, String>,
+) -> Result<(), Failure> {
+    let ("blockdev-del", Some(name)) = (request.command, name_of(request)) else {
+        return Ok(());
+    };
+    let state = daemon.parts.lock().await;
+    let instead = match shown.get(name) {
+        Some(node) => Some(node.clone()),
+        // A filter, under which an overlay was put: the file describes it with its image.
+        None => {
+            let all = state.nodes.descriptions(None).into_iter();
+            let mut own = all.filter(|(other, _)| other == name);
+            let file = own.next().map(|(_, node)| node["file"].clone());
+            file.and_then(|file| file.as_str().map(str::to_owned))
+        }
+    };
+    match instead {
+        None => Ok(()),
+        Some(node) => Err(Failure::new(format!(
+            "clients have led its users to '{node}': it cannot be made anew or taken away before they \
+             have been led back"
+        ))),
+    }
+}
+
 async fn send(
     daemon: &Rc<Daemon>,
     request: &ConfigRequest,
@@ -234,6 +266,7 @@ async fn send(
             let options = arguments.get_mut("options").and_then(Value::as_array_mut);
             for node in options.into_iter().flatten() {
                 name_backing(&state.nodes, node);
+                keep_read_only(&state.nodes, node);
             }
         }
         _ => {}
@@ -261,6 +294,18 @@ fn name_backing(nodes: &crate::Nodes, node: &mut Value) {
     }
     if let Some(below) = members.get_mut("file") {
         name_backing(nodes, below);
+    }
+}
+
+/// A base that an overlay was put over is only read from then on.
+fn keep_read_only(nodes: &crate::Nodes, node: &mut Value) {
+    let name = node["node-name"].as_str().unwrap_or_default();
+    let has_overlay = nodes.is_used_by(name, |user| matches!(user, User::Node(_)));
+    let is_read_only = nodes
+        .device(name)
+        .is_ok_and(|device| device.info().read_only);
+    if let (true, true, Some(members)) = (has_overlay, is_read_only, node.as_object_mut()) {
+        members.insert("read-only".to_owned(), Value::Bool(true));
     }
 }
 

@@ -131,6 +131,10 @@ fn resolve(address: &str) -> Result<Vec<SocketAddr>, Failure> {
 }
 
 fn bind_unix(path: &str, environment: &ServerEnvironment) -> Result<Socket, Failure> {
+    if path.is_empty() {
+        // The kernel would choose a name without an owner, to which anybody could connect.
+        return Err(message("'unix:' needs the path of a socket"));
+    }
     let failed = |error: std::io::Error| {
         message(format!(
             "Failed to bind socket to {path}: {}",

@@ -87,6 +87,24 @@ fn references_of<'a>(members: &'a Map<String, Value>, found: &mut BTreeSet<&'a s
     }
 }
 
+/// The node that another one shows by its `file`, if it has a name.
+fn below(node: &Map<String, Value>) -> Option<&str> {
+    let file = node.get("file")?;
+    file.as_str()
+        .or_else(|| file.get("node-name").and_then(Value::as_str))
+}
+
+/// Where the bytes of an image are, whatever the options of its opening.
+fn place(node: &Map<String, Value>) -> Vec<&Value> {
+    const PLACES: [&str; 8] = [
+        "driver", "filename", "path", "server", "export", "url", "image", "pool",
+    ];
+    let file = node.get("file").unwrap_or(&Value::Null);
+    let own = PLACES.iter().filter_map(|key| node.get(*key));
+    own.chain(PLACES.iter().filter_map(|key| file.get(*key)))
+        .collect()
+}
+
 /// Nodes, each after those that it names: what users are led to may stand behind them in the file.
 fn bottom_up(nodes: &[Map<String, Value>]) -> Vec<&Map<String, Value>> {
     let name = |node: &'_ Map<String, Value>| {
@@ -266,9 +284,48 @@ impl Daemon {
                 let text = format!("cannot bring the node '{name}' back: {why}");
                 return Err(message(text));
             }
-            if let Some(below) = below.filter(|below| !saved.is_own(PartKind::Disk, below, wanted))
-            {
+            // One that is served was written to, whatever stands on it.
+            let is_served = |name: &str| saved.exports.iter().any(|export| export.node == name);
+            let below = below.filter(|below| !saved.is_own(PartKind::Disk, below, wanted));
+            if let Some(below) = below.filter(|below| !is_served(below)) {
                 state.nodes.stop_writing(below).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses nodes that others than the state have made, and that do not show what they showed: users were
+    /// led to an overlay or a target, or what stands on them now would stand on another file.
+    ///
+    /// # Errors
+    /// For the first such node; says what it was.
+    pub async fn check_restored(&self, saved: &SavedState) -> Result<(), Failure> {
+        let state = self.parts.lock().await;
+        let now: BTreeMap<String, Value> = state.nodes.descriptions(None).into_iter().collect();
+        for before in &saved.nodes {
+            let name = text(before, "node-name").map_err(message)?;
+            let Some(Value::Object(now)) = now.get(&name) else {
+                continue;
+            };
+            let (was, is) = (below(before), below(now));
+            if was != is {
+                let shown = |below: Option<&str>| below.unwrap_or("nothing").to_owned();
+                return Err(message(format!(
+                    "'{name}' stood on '{}' and would stand on '{}', which lacks what was written since: have \
+                     it described so again, or move the state file away",
+                    shown(was),
+                    shown(is)
+                )));
+            }
+            let has_overlay = saved.nodes.iter().any(|above| {
+                let backing = above.get("backing").and_then(Value::as_str);
+                backing == Some(&*name)
+            });
+            if has_overlay && place(before) != place(now) {
+                return Err(message(format!(
+                    "an overlay stands on '{name}', which is another image than it was: have it \
+                     described as it was, or move the state file away"
+                )));
             }
         }
         Ok(())
