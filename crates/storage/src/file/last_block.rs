@@ -8,11 +8,9 @@
 //! put what it holds over what direct I/O has written beside it by then.
 
 use std::ops::Range;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::os::unix::fs::FileExt as _;
 
 use rustix::fs::OFlags;
-use rustix::io::{IoSlice, ReadWriteFlags};
 use vellum_io::lane::{self, finish_unit};
 use vellum_io::{Buffer, Buffers, Result};
 
@@ -51,37 +49,29 @@ impl File {
     async fn write_through_cache(&self, range: Range<u64>, block: Buffer) -> Result<()> {
         let (file, cached) = (self.descriptor.clone(), self.through_cache.clone());
         let work = move || {
-            let fd = match cached.get() {
-                Some(fd) => fd.clone(),
+            let cached = match cached.get() {
+                Some(cached) => cached,
                 None => {
                     let path = format!("/proc/self/fd/{}", file.raw());
-                    let fd = sys::open(path.as_ref(), OFlags::RDWR | OFlags::CLOEXEC)?;
-                    cached.get_or_init(|| Arc::new(fd)).clone()
+                    // What is written is durable then, and its page clean.
+                    let flags = OFlags::RDWR | OFlags::DSYNC | OFlags::CLOEXEC;
+                    let fd = sys::open(path.as_ref(), flags)?;
+                    cached.get_or_init(|| fd.into())
                 }
             };
-            write_durably(&fd, range, &block)
+            let bytes = &block[..(range.end - range.start) as usize];
+            let written = cached.write_all_at(bytes, range.start);
+            written.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
+            Ok(0)
         };
         lane::call(&self.descriptor, "write", work, finish_unit).await
     }
 }
 
-fn write_durably(fd: &OwnedFd, range: Range<u64>, block: &[u8]) -> std::result::Result<i64, i32> {
-    let mut at = range.start;
-    while at < range.end {
-        let rest = &block[(at - range.start) as usize..(range.end - range.start) as usize];
-        let slices = [IoSlice::new(rest)];
-        match rustix::io::pwritev2(fd, &slices, at, ReadWriteFlags::DSYNC) {
-            Ok(0) => return Err(libc::EIO),
-            Ok(written) => at += written as u64,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(errno.raw_os_error()),
-        }
-    }
-    Ok(0)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::{FileOptions, FileStorage, Storage, WriteFlags, ZeroFlags};
     use vellum_io::lane::block_on;

@@ -73,7 +73,7 @@ struct File {
     supports: Supports,
     extents: extents::ExtentCache,
     /// The same file without direct I/O, opened when it is wanted first.
-    through_cache: Arc<OnceLock<Arc<OwnedFd>>>,
+    through_cache: Arc<OnceLock<std::fs::File>>,
     /// `None`: what is read stays in the page cache as the kernel likes.
     behind: Option<DropBehind>,
 }
