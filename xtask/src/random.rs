@@ -46,6 +46,13 @@ impl Random {
         self.below(100) < percent
     }
 
+    /// Fills bytes, a multiple of 4, with noise.
+    pub fn fill(&mut self, bytes: &mut [u8]) {
+        for word in bytes.chunks_exact_mut(4) {
+            word.copy_from_slice(&(self.below(1 << 32) as u32).to_le_bytes());
+        }
+    }
+
     /// One of a few values.
     pub fn pick<T: Copy>(&mut self, values: &[T]) -> T {
         let index = self.below(values.len() as u64);

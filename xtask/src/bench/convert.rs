@@ -157,11 +157,7 @@ fn write_source(path: &Path, disk_bytes: u64) -> Result<()> {
     let mut bytes = vec![0; CHUNK_BYTES as usize];
     for chunk in 0..disk_bytes / CHUNK_BYTES {
         match chunk % 4 {
-            0 | 1 => {
-                for word in bytes.chunks_exact_mut(4) {
-                    word.copy_from_slice(&(random.below(1 << 32) as u32).to_le_bytes());
-                }
-            }
+            0 | 1 => random.fill(&mut bytes),
             2 => {
                 for word in bytes.chunks_exact_mut(8) {
                     let number = format!("{:7} ", random.below(100_000));

@@ -50,9 +50,7 @@ impl Place {
         let mut bytes = vec![0; MIB as usize];
         let mut file = std::fs::File::create(&raw)?;
         for _ in 0..disk_bytes / MIB {
-            for word in bytes.chunks_exact_mut(4) {
-                word.copy_from_slice(&(random.below(1 << 32) as u32).to_le_bytes());
-            }
+            random.fill(&mut bytes);
             std::io::Write::write_all(&mut file, &bytes)?;
         }
         file.sync_all()?;

@@ -120,7 +120,7 @@ pub fn compare(runner: &mut Runner, shape: &Shape, same_maps: SameMaps) -> Resul
         return Ok(());
     }
     if let Some((format, _)) = shape.foreign {
-        if format.has_maps() {
+        if format.has_maps {
             tell_maps(runner, shape)?;
         }
         return compare_descriptions(runner, shape);

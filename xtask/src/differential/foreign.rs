@@ -14,10 +14,16 @@ pub struct Foreign {
     block_bits: &'static [u32],
     /// Formats that may stand behind it.
     backing: &'static [&'static str],
-    /// `write -c` is a command of it.
-    compresses: bool,
+    /// `write -c` is a command of it: compressed writes may come first.
+    pub compresses: bool,
     /// QEMU tells in maps what is where: of the others it calls everything data.
-    has_maps: bool,
+    pub has_maps: bool,
+    /// Both tools do the same with its size.
+    pub resizes_alike: bool,
+    /// So they do with discards. Where the disk ends inside of a cluster, QEMU leaves that as it is in others.
+    pub discards_alike: bool,
+    /// QEMU does several requests at once without an assertion that fails.
+    pub writes_at_once: bool,
 }
 
 const FORMATS: &[Foreign] = &[
@@ -34,6 +40,9 @@ const FORMATS: &[Foreign] = &[
         backing: &["vmdk"],
         compresses: false,
         has_maps: true,
+        resizes_alike: true,
+        discards_alike: true,
+        writes_at_once: true,
     },
     Foreign {
         name: "vhdx",
@@ -46,6 +55,9 @@ const FORMATS: &[Foreign] = &[
         backing: &[],
         compresses: false,
         has_maps: false,
+        resizes_alike: true,
+        discards_alike: true,
+        writes_at_once: true,
     },
     Foreign {
         name: "vpc",
@@ -58,6 +70,9 @@ const FORMATS: &[Foreign] = &[
         backing: &[],
         compresses: false,
         has_maps: true,
+        resizes_alike: true,
+        discards_alike: true,
+        writes_at_once: true,
     },
     Foreign {
         name: "vdi",
@@ -66,6 +81,9 @@ const FORMATS: &[Foreign] = &[
         backing: &[],
         compresses: false,
         has_maps: true,
+        resizes_alike: true,
+        discards_alike: true,
+        writes_at_once: true,
     },
     Foreign {
         name: "parallels",
@@ -74,6 +92,9 @@ const FORMATS: &[Foreign] = &[
         backing: &[],
         compresses: false,
         has_maps: true,
+        resizes_alike: false,
+        discards_alike: false,
+        writes_at_once: true,
     },
     Foreign {
         name: "qed",
@@ -87,6 +108,9 @@ const FORMATS: &[Foreign] = &[
         backing: &[],
         compresses: false,
         has_maps: true,
+        resizes_alike: true,
+        discards_alike: true,
+        writes_at_once: false,
     },
     Foreign {
         name: "qcow",
@@ -95,6 +119,9 @@ const FORMATS: &[Foreign] = &[
         backing: &["raw", "qcow", "qcow2"],
         compresses: true,
         has_maps: true,
+        resizes_alike: true,
+        discards_alike: true,
+        writes_at_once: true,
     },
 ];
 
@@ -168,25 +195,5 @@ impl Foreign {
             options: String::new(),
             commands: commands.collect(),
         }
-    }
-
-    /// Whether the tools tell the same map of an image.
-    pub fn has_maps(&self) -> bool {
-        self.has_maps
-    }
-
-    /// Whether both tools can do the same with its size.
-    pub fn can_resize_alike(&self) -> bool {
-        self.name != "parallels"
-    }
-
-    /// Whether QEMU does several requests at once without an assertion that fails.
-    pub fn can_be_written_at_once(&self) -> bool {
-        self.name != "qed"
-    }
-
-    /// Whether compressed writes may come first.
-    pub fn can_compress(&self) -> bool {
-        self.compresses
     }
 }

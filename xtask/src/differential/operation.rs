@@ -78,7 +78,7 @@ impl Batch {
             mode,
             groups,
             snapshots,
-            resize: (random.chance(20) && shape.can_resize_alike())
+            resize: (random.chance(20) && shape.can(|format| format.resizes_alike))
                 .then(|| new_size(random, shape)),
             bitmaps: Vec::new(),
             amend: (shape.foreign.is_none() && random.chance(20)).then(|| amendment(random, shape)),
@@ -147,8 +147,7 @@ fn group(random: &mut Random, shape: &Shape) -> Vec<String> {
             format!("write -q -z -n {}", zeroed(shape, offset, len))
         }
         64..66 => format!("write -q -z -u {}", zeroed(shape, offset, len)),
-        // Where the disk ends inside a cluster, QEMU leaves that as it is.
-        66..80 if !shape.can_resize_alike() => {
+        66..80 if !shape.can(|format| format.discards_alike) => {
             format!("write -q -z -u {}", zeroed(shape, offset, len))
         }
         66..80 => format!("discard -q {offset} {len}"),
@@ -160,7 +159,7 @@ fn group(random: &mut Random, shape: &Shape) -> Vec<String> {
         91..92 => "map".into(),
         92..94 => "flush".into(),
         94..95 => "length".into(),
-        _ if shape.can_be_written_at_once() => return simultaneous(random, shape),
+        _ if shape.can(|format| format.writes_at_once) => return simultaneous(random, shape),
         _ => format!("write -q -P {pattern} {start} {filled}"),
     };
     vec![one]

@@ -289,16 +289,9 @@ impl Shape {
         options
     }
 
-    /// Whether both tools can do several requests at once.
-    pub fn can_be_written_at_once(&self) -> bool {
-        self.foreign
-            .is_none_or(|(format, _)| format.can_be_written_at_once())
-    }
-
-    /// Whether both tools can do the same with its size.
-    pub fn can_resize_alike(&self) -> bool {
-        self.foreign
-            .is_none_or(|(format, _)| format.can_resize_alike())
+    /// Whether the format can do something; qcow2 can all.
+    pub fn can(&self, what: fn(&Foreign) -> bool) -> bool {
+        self.foreign.is_none_or(|(format, _)| what(format))
     }
 
     /// Whether the second image is a copy of the first, which says nothing that depends
@@ -311,7 +304,7 @@ impl Shape {
     /// allocated already QEMU refuses.
     pub fn can_compress(&self) -> bool {
         if let Some((format, _)) = self.foreign {
-            return format.can_compress();
+            return format.compresses;
         }
         self.data_file == DataFile::Inside && !self.encrypted && self.preallocation == "off"
     }
