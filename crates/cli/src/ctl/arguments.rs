@@ -147,8 +147,6 @@ pub struct Arguments {
     pub output: Output,
     pub interval: Duration,
     pub count: Option<u64>,
-    /// A disk may become smaller.
-    pub shrink: bool,
     pub action: Option<Action>,
 }
 
@@ -161,6 +159,7 @@ struct Extra {
     job_id: Option<String>,
     node_name: Option<String>,
     force: bool,
+    shrink: bool,
 }
 
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(2);
@@ -175,7 +174,6 @@ impl Arguments {
             output: Output::default(),
             interval: DEFAULT_INTERVAL,
             count: None,
-            shrink: false,
             action: None,
         };
         let mut extra = Extra::default();
@@ -210,7 +208,7 @@ impl Arguments {
                 self.count = Some(count.ok_or_else(why)?);
             }
             Opt::Force => extra.force = true,
-            Opt::Shrink => self.shrink = true,
+            Opt::Shrink => extra.shrink = true,
         }
         Ok(())
     }
@@ -256,9 +254,7 @@ fn action(words: &[&str], extra: Extra) -> Result<Action, String> {
             set(&mut body, "snapshot-node-name", &name);
             Action::change(disk, "snapshot", body)
         }
-        ["resize", disk, size] => {
-            Action::change(disk, "resize", json!({"size": bytes("SIZE", size)?}))
-        }
+        ["resize", disk, size] => Action::resize(disk, bytes("SIZE", size)?, extra.shrink),
         ["flush", disk] => Action::change(disk, "flush", json!({})),
         [verb @ ("mirror" | "backup"), disk, file] => {
             let mut body = json!({"target": absolute(file)?});
@@ -295,6 +291,7 @@ fn qmp(command: &str, arguments: &str) -> Result<Action, String> {
         path,
         body: Some(Value::Object(arguments)),
         show: Show::Json,
+        keeps_all_of: None,
     })
 }
 

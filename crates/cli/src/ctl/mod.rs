@@ -20,7 +20,7 @@ mod top;
 
 use std::ffi::OsString;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{hint, report};
 use arguments::Arguments;
@@ -38,6 +38,8 @@ pub enum Action {
         path: String,
         body: Option<Value>,
         show: Show,
+        /// The path of a disk, of which the size that is asked for must leave nothing out.
+        keeps_all_of: Option<String>,
     },
     /// To ask again and again.
     Top,
@@ -66,6 +68,7 @@ impl Action {
             path: path.into(),
             body: None,
             show,
+            keeps_all_of: None,
         }
     }
 
@@ -75,6 +78,7 @@ impl Action {
             path,
             body: Some(body),
             show: Show::Done,
+            keeps_all_of: None,
         }
     }
 
@@ -83,12 +87,24 @@ impl Action {
         Action::post(format!("/v1/disks/{disk}/{verb}"), body)
     }
 
+    fn resize(disk: &str, size_bytes: u64, shrink: bool) -> Action {
+        let path = format!("/v1/disks/{}", arguments::escaped(disk));
+        Action::Ask {
+            method: "POST",
+            path: format!("{path}/resize"),
+            body: Some(json!({"size": size_bytes})),
+            show: Show::Done,
+            keeps_all_of: (!shrink).then_some(path),
+        }
+    }
+
     fn delete(path: String) -> Action {
         Action::Ask {
             method: "DELETE",
             path,
             body: None,
             show: Show::Done,
+            keeps_all_of: None,
         }
     }
 }
@@ -142,9 +158,10 @@ fn run(arguments: Arguments) -> Result<(), String> {
             path,
             body,
             show,
+            keeps_all_of,
         }) => {
-            if let (Some(disk), false) = (path.strip_suffix("/resize"), arguments.shrink) {
-                refuse_smaller(&client, disk, body.as_ref())?;
+            if let Some(disk) = keeps_all_of {
+                refuse_smaller(&client, &disk, body.as_ref())?;
             }
             let value = ask(&client, method, &path, body.as_ref())?;
             show::print(&value, show, arguments.output);

@@ -31,6 +31,16 @@ impl Nodes {
     }
 }
 
+impl Nodes {
+    /// The node that one has as its `file`, if that has a name of its own in [`Nodes::descriptions`].
+    pub(crate) fn file_of_others(&self, name: &str) -> Option<String> {
+        let named = self.lock();
+        let below = &named.uses.by_as(name, "file")?.node;
+        let has_name = !below.starts_with(MADE_UP) && !named.is_inside(below, None);
+        has_name.then(|| below.clone())
+    }
+}
+
 impl NamedNode {
     /// The node that a use leads to.
     fn led_to<'a>(&self, one: &'a Use, led: Option<(&'a str, &'a str)>) -> &'a str {

@@ -227,17 +227,9 @@ async fn refuse_to_lose(
         return Ok(());
     };
     let state = daemon.parts.lock().await;
-    let instead = match shown.get(name) {
-        Some(node) => Some(node.clone()),
-        // A filter, under which an overlay was put: the file describes it with its image.
-        None => {
-            let all = state.nodes.descriptions(None).into_iter();
-            let mut own = all.filter(|(other, _)| other == name);
-            let file = own.next().map(|(_, node)| node["file"].clone());
-            file.and_then(|file| file.as_str().map(str::to_owned))
-        }
-    };
-    match instead {
+    // Of a filter the file describes the image, too: an overlay was put between them otherwise.
+    let instead = shown.get(name).cloned();
+    match instead.or_else(|| state.nodes.file_of_others(name)) {
         None => Ok(()),
         Some(node) => Err(Failure::new(format!(
             "clients have led its users to '{node}': it cannot be made anew or taken away before they \

@@ -4,7 +4,7 @@
 //! Invariant: no lock that requests take is taken.
 
 use vellum::qcow2::{CacheBudget, CacheCount};
-use vellum_export::accounting::{LATENCY_BINS, Latencies};
+use vellum_export::accounting::{LATENCY_BINS, Latencies, OperationTotals};
 
 use super::exposition::{Exposition, Kind};
 use super::picture::{Picture, caches, write_log};
@@ -85,28 +85,30 @@ fn write_exports(text: &mut Exposition, picture: &Picture) {
         ];
         info.sample(&labels, 1);
     }
-    let help = "Requests of clients that succeeded.";
-    let mut requests = text.family("vellum_export_requests_total", Kind::Counter, help);
-    for (export, totals) in exports.iter().zip(&totals) {
-        for (operation, totals) in totals {
-            let labels = [
-                ("export", &*export.id),
-                ("node", &export.node),
-                ("operation", operation),
-            ];
-            requests.sample(&labels, totals.requests);
-        }
-    }
-    let help = "Requests of clients that failed.";
-    let mut failed = text.family("vellum_export_failed_requests_total", Kind::Counter, help);
-    for (export, totals) in exports.iter().zip(&totals) {
-        for (operation, totals) in totals {
-            let labels = [
-                ("export", &*export.id),
-                ("node", &export.node),
-                ("operation", operation),
-            ];
-            failed.sample(&labels, totals.failed);
+    type Count = fn(&OperationTotals) -> u64;
+    let counts: [(_, _, Count); 2] = [
+        (
+            "vellum_export_requests_total",
+            "Requests of clients that succeeded.",
+            |totals| totals.requests,
+        ),
+        (
+            "vellum_export_failed_requests_total",
+            "Requests of clients that failed.",
+            |totals| totals.failed,
+        ),
+    ];
+    for (name, help, count) in counts {
+        let mut requests = text.family(name, Kind::Counter, help);
+        for (export, totals) in exports.iter().zip(&totals) {
+            for (operation, totals) in totals {
+                let labels = [
+                    ("export", &*export.id),
+                    ("node", &export.node),
+                    ("operation", operation),
+                ];
+                requests.sample(&labels, count(totals));
+            }
         }
     }
     for (at, name, help) in [

@@ -302,6 +302,8 @@ impl Daemon {
     pub async fn check_restored(&self, saved: &SavedState) -> Result<(), Failure> {
         let state = self.parts.lock().await;
         let now: BTreeMap<String, Value> = state.nodes.descriptions(None).into_iter().collect();
+        let backings = saved.nodes.iter().filter_map(|node| node.get("backing"));
+        let under_overlays: BTreeSet<&str> = backings.filter_map(Value::as_str).collect();
         for before in &saved.nodes {
             let name = text(before, "node-name").map_err(message)?;
             let Some(Value::Object(now)) = now.get(&name) else {
@@ -317,11 +319,7 @@ impl Daemon {
                     shown(is)
                 )));
             }
-            let has_overlay = saved.nodes.iter().any(|above| {
-                let backing = above.get("backing").and_then(Value::as_str);
-                backing == Some(&*name)
-            });
-            if has_overlay && place(before) != place(now) {
+            if under_overlays.contains(&*name) && place(before) != place(now) {
                 return Err(message(format!(
                     "an overlay stands on '{name}', which is another image than it was: have it \
                      described as it was, or move the state file away"
