@@ -19,6 +19,7 @@ pub mod cache;
 mod cache_cleaner;
 pub mod chain;
 mod checksums;
+pub mod compact;
 mod compressing;
 mod config;
 pub mod create;

@@ -4,7 +4,7 @@
 //! - no host cluster serves two purposes, or two guest clusters;
 //! - no cluster has fewer counted than real references (more is a leak);
 //! - an entry says COPIED exactly where the refcount is one;
-//! - what a snapshot refers to never changes.
+//! - what a snapshot refers to never changes, unless a compaction moves it.
 
 use std::fmt;
 

@@ -139,6 +139,7 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
                 start_resize(&guest, &device, &mut running, size).await?;
             }
             Step::ChangeKeys => running.push_back(spawn(keys::change(device.clone()))),
+            Step::Compact => running.push_back(spawn(compact(guest.clone(), device.clone()))),
             Step::Snapshot(change) => {
                 start_snapshot_change(&guest, &device, &mut running, change).await?;
             }
@@ -280,6 +281,24 @@ async fn resize(
     }
     guest.model.borrow_mut().end_resize(now_bytes)?;
     Ok(())
+}
+
+/// Makes the file as short as what is allocated.
+async fn compact(guest: Rc<Guest>, device: Arc<dyn BlockDevice>) -> Result<(), Failure> {
+    let Some(image) = device.as_qcow2() else {
+        return Ok(());
+    };
+    let steps = async {
+        let mut compaction = image.compact().await?;
+        guest.model.borrow_mut().thaw();
+        while compaction.step().await?.is_some() {}
+        Ok::<(), Error>(())
+    };
+    match steps.await {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::Unsupported || guest.excuses(&error) => Ok(()),
+        Err(error) => Err(Failure::error(FailureKind::Request, "compact", &error)),
+    }
 }
 
 /// Amends the image and closes it.

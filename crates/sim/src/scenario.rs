@@ -115,6 +115,8 @@ pub enum Step {
     /// Starts adding a passphrase to an encrypted image and taking it away again, beside
     /// the requests that run.
     ChangeKeys,
+    /// Starts to make the file as short as what is allocated, beside the requests that run.
+    Compact,
     /// Waits, closes the image, breaks it, repairs it and opens it again.
     Repair(Damage),
     /// Starts changing a bitmap, beside the requests that run.

@@ -62,8 +62,8 @@ pub const HELP: &str = "\
   --output FORMAT           human or json: what the daemon has answered, for programs
   -f, --format FMT          the format of the new file (snapshot, mirror, backup)
   --sync full|top|none      what is copied (mirror, backup; full)
-  --speed SIZE              most bytes a second (mirror, backup, commit, stream)
-  --job-id ID               the job's name (mirror, backup, commit, stream)
+  --speed SIZE              most bytes a second (mirror, backup, commit, stream, compact)
+  --job-id ID               the job's name (the same)
   --node-name NAME          the name of the new overlay (snapshot; that of its file)
   -i, --interval SECONDS    how often top looks (2)
   -n, --count NUMBER        how often top looks in all
@@ -104,6 +104,11 @@ pub const COMMANDS: &[(&str, &str, &str)] = &[
         "stream",
         "DISK",
         "copy what lies in layers below into the disk's own image",
+    ),
+    (
+        "compact",
+        "DISK",
+        "make a disk's file as short as what is allocated in it",
     ),
     ("jobs", "", "the jobs"),
     (
@@ -262,7 +267,9 @@ fn action(words: &[&str], extra: Extra) -> Result<Action, String> {
             set(&mut body, "sync", &extra.sync);
             Action::change(disk, verb, extra.of_job(body))
         }
-        [verb @ ("commit" | "stream"), disk] => Action::change(disk, verb, extra.of_job(json!({}))),
+        [verb @ ("commit" | "stream" | "compact"), disk] => {
+            Action::change(disk, verb, extra.of_job(json!({})))
+        }
         ["job", "speed", id, speed] => {
             let body = json!({"speed": bytes("SIZE", speed)?});
             Action::post(format!("/v1/jobs/{}/speed", escaped(id)), body)

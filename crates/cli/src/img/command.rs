@@ -249,3 +249,11 @@ pub fn cache_mode(what: &str, name: &str) -> Result<CacheMode, Failure> {
         None => fail(format!("Invalid {what} option: {name}")),
     }
 }
+
+/// A limit in bytes a second.
+pub fn rate(text: &str) -> Result<u64, Failure> {
+    match size::parse(text) {
+        Ok(bytes) if bytes > 0 => Ok(bytes),
+        _ => fail(format!("Invalid rate limit '{text}'")),
+    }
+}

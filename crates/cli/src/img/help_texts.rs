@@ -46,6 +46,7 @@ static TEXTS: &[(&str, Text)] = &[
     ("bitmap", BITMAP),
     ("check", CHECK),
     ("commit", COMMIT),
+    ("compact", own::COMPACT),
     ("compare", COMPARE),
     ("convert", CONVERT),
     ("create", CREATE),

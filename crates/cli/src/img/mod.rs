@@ -8,6 +8,7 @@ mod check;
 mod command;
 mod commit;
 mod common;
+mod compact;
 mod compare;
 mod convert;
 mod convert_args;
@@ -82,6 +83,12 @@ const SUBCOMMANDS: &[Subcommand] = &[
         about: "Compare two images",
         options: compare::options,
         run: compare::run,
+    },
+    Subcommand {
+        name: "compact",
+        about: "Make an image's file as short as what is allocated in it",
+        options: compact::options,
+        run: compact::run,
     },
     Subcommand {
         name: "convert",
@@ -194,8 +201,8 @@ const SUBCOMMANDS: &[Subcommand] = &[
 ];
 
 /// Subcommands that QEMU's program does not have.
-const OWN: [&str; 9] = [
-    "open", "pull", "push", "receive", "repo", "scrub", "seal", "send", "verify",
+const OWN: [&str; 10] = [
+    "compact", "open", "pull", "push", "receive", "repo", "scrub", "seal", "send", "verify",
 ];
 
 /// The subcommand of a name.

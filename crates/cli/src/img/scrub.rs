@@ -13,7 +13,7 @@ use vellum_io::lane;
 use vellum_jobs::job::JobControl;
 
 use super::command::{
-    Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, open_failure,
+    Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, open_failure, rate,
 };
 use super::common::{self, CommonArgs};
 use super::help;
@@ -85,13 +85,6 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     }
     install_bulk_lane(arguments.cache.direct)?;
     lane::block_on(open_and_compare(command, &spec, &arguments))
-}
-
-fn rate(text: &str) -> Result<u64, Failure> {
-    match crate::size::parse(text) {
-        Ok(bytes) if bytes > 0 => Ok(bytes),
-        _ => fail(format!("Invalid rate limit '{text}'")),
-    }
 }
 
 async fn open_and_compare(

@@ -57,6 +57,7 @@ static PAGES: &[(&str, Page)] = &[
     ("check", CHECK),
     ("commit", page(COMMIT)),
     ("compare", COMPARE),
+    ("compact", page(COMPACT)),
     ("completions", COMPLETIONS),
     ("convert", page(CONVERT)),
     ("create", page(CREATE)),
@@ -480,6 +481,17 @@ const RESIZE: &[Example] = &[
     (
         "vellum resize --shrink disk.qcow2 5G",
         "smaller: what lies beyond is lost, so shrink its file systems before",
+    ),
+];
+
+const COMPACT: &[Example] = &[
+    (
+        "vellum compact disk.qcow2",
+        "move what lies at its end into gaps, and cut the file there",
+    ),
+    (
+        "vellum ctl compact disk",
+        "the same of a disk that a daemon serves, while its guest goes on",
     ),
 ];
 

@@ -7,6 +7,7 @@ mod bitmaps;
 mod block_stats;
 mod chardev;
 mod client;
+mod compact;
 mod create;
 mod drive_backup;
 mod filenames;

@@ -8,6 +8,7 @@
         "exports are counted here; QEMU's daemon has no device to set it for",
     ),
     ("x-vellum-flush is ours", "a disk may be flushed without a client of its export"),
+    ("x-vellum-compact is ours", "our own job"),
     ("x-vellum-scrub is ours", "our own job"),
     ("X_VELLUM_SCRUB_DAMAGE is ours", "its event"),
     ("BLOCK_JOB_CANCELLED.type = ours", "its type of jobs"),

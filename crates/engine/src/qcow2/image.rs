@@ -98,6 +98,10 @@ pub(crate) struct Image {
     pub(crate) discards: Discards,
     pub(crate) header: HeaderState,
     pub(crate) snapshots: Mutex<Arc<SnapshotTable>>,
+    /// Held by every snapshot of this image that is open as a device.
+    pub(crate) snapshot_views: Arc<()>,
+    /// As `snapshot_views`, of the image whose snapshot this one is.
+    pub(crate) view_of: std::sync::OnceLock<Arc<()>>,
     /// The image file: all metadata, and the data unless there is a data file.
     pub(crate) file: Arc<dyn Storage>,
     /// The name of what holds the data clusters, for all who ask where bytes lie.
@@ -243,6 +247,12 @@ impl Image {
         }
     }
 
+    /// Whether a snapshot of this image is open as a device: it may have in memory where its data
+    /// lies. None is opened while `resizing` is held.
+    pub(crate) fn has_open_snapshots(&self) -> bool {
+        Arc::strong_count(&self.snapshot_views) > 1
+    }
+
     pub(crate) fn has_external_data(&self) -> bool {
         self.geometry.external_data
     }
@@ -334,7 +344,7 @@ impl Image {
         }
     }
 
-    async fn begin_allocation(&self) -> Result<()> {
+    pub(crate) async fn begin_allocation(&self) -> Result<()> {
         if self.lazy_refcounts.is_some() {
             self.begin_lazy_refcounts().await?;
         }

@@ -22,7 +22,7 @@
 //! | `integrity/` | overlap checks, corruption, what is refused after it |
 //! | `header/` | the header and what is read whole: snapshot table, bitmap directory |
 //! | `resize/` | changing the size |
-//! | `amend/` `bitmap/` `check/` `create/` `seal/` `snapshot/` `survey/` | one feature each |
+//! | `amend/` `bitmap/` `check/` `compact/` `create/` `seal/` `snapshot/` `survey/` | one feature each |
 //!
 //! Invariants:
 //! - No lock of a thread is held across an await. The async locks (`growing`, `writeback`,
@@ -30,6 +30,7 @@
 
 pub mod amend;
 pub mod check;
+pub mod compact;
 pub mod create;
 pub mod info;
 pub mod seal;

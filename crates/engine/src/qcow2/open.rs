@@ -326,21 +326,18 @@ pub(crate) async fn snapshot_of(image: &Image, snapshot: SnapshotSelector) -> Re
         snapshot: Some(snapshot),
         ..OpenOptions::default()
     };
+    // Nobody moves what it is about to look up.
+    let _one = image.resizing.lock().await;
     let (file, data) = (image.file.clone(), image.unguarded_data.clone());
     let mut header = read_header(&file).await?;
     let snapshots = open_snapshots(&file, &mut header, &options).await?;
     check_supported(&file, &header, &options)?;
     let data = (data, image.encryption.of_reopened());
-    let backing = image.backing.clone();
-    assemble(
-        file,
-        data,
-        Beside::backing(backing),
-        header,
-        snapshots,
-        &options,
-    )
-    .await
+    let beside = Beside::backing(image.backing.clone());
+    let view = assemble(file, data, beside, header, snapshots, &options).await?;
+    let is_first = view.view_of.set(image.snapshot_views.clone()).is_ok();
+    debug_assert!(is_first, "nobody else has it yet");
+    Ok(view)
 }
 
 fn cache_options(image: &Image) -> CacheOptions {
@@ -490,6 +487,8 @@ async fn assemble(
         overlap,
         header: HeaderState::new(header),
         snapshots: Mutex::new(Arc::new(snapshots)),
+        snapshot_views: Arc::default(),
+        view_of: std::sync::OnceLock::new(),
         file,
         data_name: data.name().into(),
         data,

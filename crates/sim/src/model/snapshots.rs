@@ -59,7 +59,7 @@ enum Pending {
 pub(super) struct Snapshots {
     held: Vec<Arc<Snapshot>>,
     pending: Option<Pending>,
-    /// The one that was made before the scenario began may be gone.
+    /// The one that was made before the scenario began may be gone, or lie elsewhere.
     thawed: bool,
 }
 
@@ -74,7 +74,12 @@ impl Model {
         self.snapshots.pending.is_some()
     }
 
-    /// Whether the snapshot that was made before the scenario began may be gone.
+    /// Notes that what snapshots refer to may be moved. What they show stays the same.
+    pub fn thaw(&mut self) {
+        self.snapshots.thawed = true;
+    }
+
+    /// Whether the snapshot that was made before the scenario began may be gone, or lie elsewhere.
     pub fn is_thawed(&self) -> bool {
         self.snapshots.thawed
     }

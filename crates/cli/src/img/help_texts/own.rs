@@ -48,6 +48,24 @@ pub(super) const RECEIVE: Text = Text {
     closing: "",
 };
 
+pub(super) const COMPACT: Text = Text {
+    usage: "\
+[-f FMT | --image-opts] [-r RATE] [-t CACHE] [--output FMT] [-p] [-q]
+        [--object OBJDEF] FILENAME",
+    arguments: &[
+        QUIET,
+        PROGRESS,
+        FORMAT,
+        IMAGE_OPTS,
+        OUTPUT,
+        ("-t, --cache CACHE", "cache mode of FILENAME (writeback)"),
+        ("-r, --rate RATE", "move so many bytes in a second at most"),
+        OBJECT,
+        FILENAME,
+    ],
+    closing: "",
+};
+
 pub(super) const SCRUB: Text = Text {
     usage: "\
 [-f FMT | --image-opts] [--repair | --read-only] [-r RATE]

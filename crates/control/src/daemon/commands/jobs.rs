@@ -10,6 +10,7 @@ use vellum_jobs::job::{JobCommand, Status, Verb};
 
 use super::super::jobs::active_commit;
 use super::super::jobs::commit::Commit;
+use super::super::jobs::compact::{self, Compact};
 use super::super::jobs::failures::{ErrorPolicies, OnError};
 use super::super::jobs::mirror;
 use super::super::jobs::scrub::{self, Scrub};
@@ -270,6 +271,21 @@ pub(super) async fn stream(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
         },
     };
     let prepared = Stream::prepare(JobNodes::new(nodes), &job, what).await;
+    begin(&daemon, job, prepared)
+}
+
+pub(super) async fn compact(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let device = arguments.need_text("device")?;
+    let settings = take_settings(&mut arguments, compact::NAME)?;
+    arguments.finish()?;
+    let parts = daemon.parts.lock().await;
+    let nodes = &parts.nodes;
+    if !nodes.contains(&device) {
+        return Err(unknown(&device).into());
+    }
+    nodes.check_no_job(&device)?;
+    let job = create(&daemon, settings)?;
+    let prepared = Compact::prepare(JobNodes::new(nodes), &job, device).await;
     begin(&daemon, job, prepared)
 }
 

@@ -33,7 +33,7 @@ use tracing::trace;
 use vellum_jobs::job::Verb;
 
 use super::Daemon;
-use super::jobs::scrub;
+use super::jobs::{compact, scrub};
 use super::schema;
 use bitmaps::Kind;
 use jobs::JobKey;
@@ -207,6 +207,7 @@ const COMMANDS: &[(&str, Command)] = &[
         Box::pin(graph::query(d, a))
     }),
     ("x-vellum-flush", |d, a| Box::pin(nodes::flush(d, a))),
+    (compact::NAME, |d, a| Box::pin(jobs::compact(d, a))),
     (scrub::NAME, |d, a| Box::pin(jobs::scrub(d, a))),
 ];
 

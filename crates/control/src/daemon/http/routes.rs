@@ -208,6 +208,12 @@ pub const ROUTES: &[Route] = &[
         "Copy what lies in layers below into the disk's own image",
     ),
     post(
+        "/v1/disks/{node}/compact",
+        "x-vellum-compact",
+        &[DEVICE, ("job-id", Source::Text("compact-{node}"))],
+        "Make the file of a disk as short as what is allocated in it",
+    ),
+    post(
         "/v1/disks/{node}/flush",
         "x-vellum-flush",
         &[NODE],

@@ -11,6 +11,7 @@ pub(super) mod active_commit;
 pub(super) mod amend;
 pub(super) mod backup;
 pub(super) mod commit;
+pub(super) mod compact;
 pub(super) mod create;
 pub(super) mod failures;
 pub(super) mod fleece;
@@ -54,7 +55,8 @@ const PARALLEL: usize = 8;
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
     pub(super) id: String,
-    /// `amend`, `backup`, `commit`, `create`, `mirror`, `stream`, `x-vellum-scrub`.
+    /// `amend`, `backup`, `commit`, `create`, `mirror`, `stream`, `x-vellum-compact`,
+    /// `x-vellum-scrub`.
     pub(super) kind: &'static str,
     /// Put the result in force without being told to.
     pub(super) auto_finalize: bool,

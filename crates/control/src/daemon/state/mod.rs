@@ -35,13 +35,14 @@ use crate::throttle_groups;
 pub use restore::SavedState;
 
 /// Commands that begin jobs which can be begun anew.
-const JOBS: [&str; 6] = [
+const JOBS: [&str; 7] = [
     "block-commit",
     "block-stream",
     "blockdev-backup",
     "blockdev-mirror",
     "drive-backup",
     "drive-mirror",
+    "x-vellum-compact",
 ];
 
 /// What commands begin with that leave what the file has as it is: jobs that they speak to tell of

@@ -115,6 +115,8 @@ pub(crate) struct State {
     pub(crate) prepare_from: u64,
     /// The image is being closed: nothing is counted ahead any more.
     pub(crate) closing: bool,
+    /// So many have clusters handed out from the lowest free ones on: see `below`.
+    pub(crate) lowest_first: u32,
     /// Indexes of refcount blocks that were made since the image was opened. The
     /// file need not reach to them before something behind them is used.
     pub(crate) made_blocks: Vec<u64>,
@@ -203,6 +205,7 @@ impl Allocator {
             preparing: false,
             prepare_from: 0,
             closing: false,
+            lowest_first: 0,
             made_blocks: Vec::new(),
             deferred_decrements: Vec::new(),
         };
@@ -316,7 +319,7 @@ impl Allocator {
         count: u64,
     ) -> Result<Option<Blocker>> {
         let growable = self.refcounts.file.capabilities().growable;
-        let extent = match growable {
+        let extent = match growable && state.lowest_first == 0 {
             true => state.free.first_for(want),
             false => state.free.first(),
         };
@@ -385,7 +388,7 @@ impl Allocator {
 
     /// The first free clusters, at most `want`, from `cluster` on in its slice;
     /// where there are none, both ends are that of the slice.
-    fn find(
+    pub(super) fn find(
         &self,
         cluster: u64,
         want: u64,
@@ -409,15 +412,7 @@ impl Allocator {
 
     /// Raises the counts of free clusters of one slice; `false`: it has left memory.
     fn take(&self, state: &mut State, clusters: Range<u64>, reads_as_zeroes: bool) -> Result<bool> {
-        self.refuse_metadata(&clusters)?;
-        let Some(place) = self.refcounts.place(HostCluster(clusters.start))? else {
-            return Ok(false);
-        };
-        let count = (clusters.end - clusters.start) as usize;
-        if !self
-            .refcounts
-            .take(place.key, place.index..place.index + count)
-        {
+        if !self.count_once(&clusters)? {
             return Ok(false);
         }
         state.reserve.push(ReservedRun {
@@ -427,6 +422,17 @@ impl Allocator {
             reads_as_zeroes,
         });
         Ok(true)
+    }
+
+    /// Raises the counts of free clusters of one slice to one; `false`: it has left memory.
+    pub(super) fn count_once(&self, clusters: &Range<u64>) -> Result<bool> {
+        self.refuse_metadata(clusters)?;
+        let Some(place) = self.refcounts.place(HostCluster(clusters.start))? else {
+            return Ok(false);
+        };
+        let count = (clusters.end - clusters.start) as usize;
+        let run = place.index..place.index + count;
+        Ok(self.refcounts.take(place.key, run))
     }
 
     /// Refuses clusters that hold metadata: a refcount of zero there is damage, not
@@ -487,10 +493,10 @@ pub(crate) fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
 
 /// A slice of a refcount block.
 #[derive(Debug, Clone, Copy)]
-struct RefcountSlice {
-    key: u64,
+pub(super) struct RefcountSlice {
+    pub(super) key: u64,
     /// The cluster after its last one.
-    end: u64,
+    pub(super) end: u64,
 }
 
 pub(crate) fn check_limit(cluster: HostCluster, cluster_bytes: u64) -> Result<()> {

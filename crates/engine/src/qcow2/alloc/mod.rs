@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`allocator`] | hands out clusters and takes them back |
 //! | [`area`] | long runs of clusters at the end of the file, with the refcount blocks that count them |
+//! | [`below`] | clusters below a limit, for whoever makes the file shorter |
 //! | [`beyond`] | the clusters beyond the end of the file that entries lead to |
 //! | [`dirty_bit`] | sets and clears the dirty bit around the use of lazy refcounts |
 //! | [`free_index`] | the free clusters that are known, as extents |
@@ -22,6 +23,7 @@
 
 pub(crate) mod allocator;
 pub(crate) mod area;
+pub(crate) mod below;
 pub(crate) mod beyond;
 pub(crate) mod dirty_bit;
 pub(crate) mod free_index;

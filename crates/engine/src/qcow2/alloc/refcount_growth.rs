@@ -106,7 +106,7 @@ impl Allocator {
                 self.note_end(block + geometry.cluster_size_bytes());
                 continue;
             }
-            self.remove_block(index, block).await?;
+            self.remove_blocks(&[(index, block)]).await?;
             // The file reaches to the end of the block.
             self.state().length.note_extended();
         }
@@ -117,38 +117,47 @@ impl Allocator {
     pub(crate) async fn drop_idle_blocks(&self) -> Result<()> {
         let geometry = self.refcounts.geometry;
         let count = self.refcounts.table().entries.len() as u64;
+        let (mut idle, mut elsewhere) = (Vec::new(), Vec::new());
         // The first one counts the header.
         for index in (1..count).rev() {
             let entry = self.refcounts.table().entries.get(index as usize);
             let block = entry.unwrap_or_default().raw_offset();
             let start = index * geometry.bytes_per_refcount_block();
             let range = start..start + geometry.bytes_per_refcount_block();
-            let elsewhere = !range.contains(&block);
-            if block == 0 || !(elsewhere || block == start) {
+            let lies_elsewhere = !range.contains(&block);
+            if block == 0 || !(lies_elsewhere || block == start) {
                 continue;
             }
             if !self.counts_nothing(index, block == start).await? {
                 continue;
             }
-            self.remove_block(index, block).await?;
-            if elsewhere {
-                self.release(HostOffset(block).cluster(&geometry), 1)
-                    .await?;
+            idle.push((index, block));
+            if lies_elsewhere {
+                elsewhere.push(HostOffset(block).cluster(&geometry));
             }
+        }
+        self.remove_blocks(&idle).await?;
+        for block in elsewhere {
+            self.release(block, 1).await?;
         }
         Ok(())
     }
 
-    /// Takes a refcount block that counts nothing any more out of the table, durably.
-    async fn remove_block(&self, index: u64, block: u64) -> Result<()> {
-        let geometry = &self.refcounts.geometry;
-        let slices = block..block + geometry.cluster_size_bytes();
-        self.refcounts.remove_block(index as usize);
-        for slice in slices.step_by(self.refcounts.cache.table_bytes()) {
-            self.refcounts.cache.forget(slice);
+    /// Takes refcount blocks that count nothing any more out of the table, durably.
+    async fn remove_blocks(&self, idle: &[(u64, u64)]) -> Result<()> {
+        if idle.is_empty() {
+            return Ok(());
         }
-        let at = self.refcounts.table().offset.bytes() + 8 * index;
-        self.write(at, Buffer::copy_of(&[0; 8])).await?;
+        let cluster_bytes = self.refcounts.geometry.cluster_size_bytes();
+        for &(index, block) in idle {
+            self.refcounts.remove_block(index as usize);
+            for slice in (block..block + cluster_bytes).step_by(self.refcounts.cache.table_bytes())
+            {
+                self.refcounts.cache.forget(slice);
+            }
+            let at = self.refcounts.table().offset.bytes() + 8 * index;
+            self.write(at, Buffer::copy_of(&[0; 8])).await?;
+        }
         self.refcounts.file.flush().await
     }
 

@@ -24,8 +24,8 @@ const DEFAULT_GRANULARITY_BYTES: (u64, u64) = (4096, 65536);
 const EINVAL: i32 = 22;
 
 /// No request runs, and everything written is durable.
-struct Quiet<'a> {
-    layout: async_lock::MutexGuard<'a, Vec<Table>>,
+pub(super) struct Quiet<'a> {
+    pub(super) layout: async_lock::MutexGuard<'a, Vec<Table>>,
     _all: RangeGuard,
     _one: async_lock::MutexGuard<'a, ()>,
 }
@@ -49,7 +49,7 @@ pub(super) fn inconsistent(name: &str) -> Error {
 }
 
 impl Image {
-    async fn quiesce(self: &Arc<Self>) -> Result<Quiet<'_>> {
+    pub(super) async fn quiesce(self: &Arc<Self>) -> Result<Quiet<'_>> {
         self.begin_change("bitmap").await?;
         let one = self.resizing.lock().await;
         let all = self

@@ -19,6 +19,7 @@
 //! | `close` | leaves bitmaps behind that everybody may trust |
 //! | `crash_consistent` | who may trust a bitmap that is in use, after a crash |
 //! | `change` | adding, removing, clearing, enabling, disabling and merging |
+//! | `relocate` | bitmaps in new places further down in the file (`compact`) |
 //! | `resize` | bitmaps of an image that gets another size |
 //! | `store` | bits from the disk and to new places on it; the directory |
 //! | `api`, `view` | bitmaps as the library shows them; asked about piece by piece |
@@ -39,6 +40,7 @@ mod close;
 mod crash_consistent;
 mod dirty;
 mod memory;
+mod relocate;
 mod resize;
 pub(crate) mod state;
 mod store;

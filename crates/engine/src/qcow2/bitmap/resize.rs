@@ -74,7 +74,7 @@ impl Image {
 
     /// Writes all bitmaps for another size to new places, with `dirty` dirty in the
     /// enabled ones.
-    async fn rewrite_bitmaps(
+    pub(super) async fn rewrite_bitmaps(
         &self,
         layout: &mut Vec<Table>,
         size_bytes: u64,

@@ -15,7 +15,7 @@ use std::cell::RefCell;
 use flate2::{FlushDecompress, Status};
 use vellum_format::header::CompressionType;
 use zstd::stream::raw::{Decoder, InBuffer, Operation, OutBuffer};
-use zstd::zstd_safe::{DCtx, find_frame_compressed_size};
+use zstd::zstd_safe::{DCtx, find_frame_compressed_size, get_frame_content_size};
 
 use crate::{Error, ErrorKind, Result};
 
@@ -46,6 +46,31 @@ pub(crate) fn decompress(
         CompressionType::Zlib => inflate_prefix(input, output),
         CompressionType::Zstd if whole => unzstd(input, output),
         CompressionType::Zstd => unzstd_prefix(input, output),
+    }
+}
+
+/// How long a cluster's compressed data really is, which is followed by anything; `None` where that cannot be
+/// told, as where it is damaged or made of several frames.
+pub(crate) fn exact_len(
+    kind: CompressionType,
+    input: &[u8],
+    cluster_bytes: usize,
+) -> Option<usize> {
+    match kind {
+        CompressionType::Zlib => {
+            let mut inflater = flate2::Decompress::new(false);
+            // Room for one byte more: only then it says that the stream has ended.
+            let mut output = vec![0; cluster_bytes + 1];
+            let status = inflater.decompress(input, &mut output, FlushDecompress::Finish);
+            let is_whole = inflater.total_out() == cluster_bytes as u64;
+            let has_ended = matches!(status, Ok(Status::StreamEnd));
+            (is_whole && has_ended).then(|| inflater.total_in() as usize)
+        }
+        CompressionType::Zstd => {
+            let content = get_frame_content_size(input).ok().flatten();
+            let is_whole = content == Some(cluster_bytes as u64);
+            is_whole.then(|| find_frame_compressed_size(input).ok())?
+        }
     }
 }
 

@@ -77,7 +77,7 @@ impl Image {
 
     /// Lets the counts of tables be right on disk also where counts are lazy: there is
     /// one table for many clusters, and less to repair after a crash.
-    async fn count_table(&self) -> Result<()> {
+    pub(crate) async fn count_table(&self) -> Result<()> {
         match self.refcounts_are_lazy() {
             true => self.allocator.refcounts.write_back().await,
             false => Ok(()),

@@ -62,12 +62,19 @@ pub(super) struct Change {
     pub(super) left: Vec<HostOffset>,
     /// Why clusters become free.
     pub(super) reason: DropReason,
+    /// The active L1 table and the counts get new places even if they stay as they are.
+    pub(super) moves: bool,
 }
 
 impl Change {
     /// Nothing that was there before is referred to more or less often.
     fn keeps_references(&self) -> bool {
         self.more.is_empty() && self.fewer.is_empty() && self.left.is_empty()
+    }
+
+    /// The counts stay where they are.
+    fn keeps_counts(&self) -> bool {
+        self.keeps_references() && !self.moves
     }
 }
 
@@ -181,7 +188,7 @@ impl Image {
             self.write_l1(new.l1_table_offset, taken, false).await?;
         }
         let (snapshots, snapshots_bytes) = self.place_snapshots(change, places).await?;
-        let (held, counts) = match change.keeps_references() {
+        let (held, counts) = match change.keeps_counts() {
             true => {
                 self.check_counted(change).await?;
                 // Else the refcount table could move as the header is written.
@@ -211,7 +218,7 @@ impl Image {
         let old_len = self.l1.len();
         let same = change.active.len() as u64 == old_len
             && (0..old_len).all(|index| self.l1.get(index) == change.active[index as usize]);
-        if same {
+        if same && !change.moves {
             return Ok(self.l1.offset());
         }
         let len_bytes = change.active.len() as u64 * 8;

@@ -14,6 +14,7 @@
 //! | `requests` | what create, apply and delete make of the image: its tables and counts afterwards |
 //! | `references` | what an L2 table refers to, and how many more or fewer references clusters get |
 //! | `places` | new places for metadata, given back if the change fails |
+//! | `relocate` | metadata in new places further down in the file (`compact`) |
 //! | `counts` | every refcount block and their table in new places |
 //! | [`exchange`] | writes all of it and puts it into force with one write of the header (rule 3) |
 //! | `select` | which snapshot is meant, by identifier or name |
@@ -30,6 +31,7 @@ mod counts;
 mod exchange;
 mod places;
 mod references;
+mod relocate;
 mod requests;
 pub(crate) mod select;
 mod vm_state;

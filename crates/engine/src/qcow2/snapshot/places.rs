@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_io::Result;
+use vellum_io::{Error, ErrorKind, Result};
 
 use crate::qcow2::alloc::allocator::Allocation;
 use crate::qcow2::image::Image;
@@ -28,9 +28,19 @@ impl Image {
 pub(super) struct Places {
     /// By cluster.
     runs: Vec<Range<u64>>,
+    /// All of them must lie below this one.
+    below: Option<HostCluster>,
 }
 
 impl Places {
+    /// Places that all lie below a cluster inside the file.
+    pub(super) fn below(limit: HostCluster) -> Places {
+        Places {
+            below: Some(limit),
+            ..Places::default()
+        }
+    }
+
     fn note(&mut self, image: &Image, start: HostOffset, count: u64) {
         let first = start.cluster(&image.geometry).index();
         match self.runs.last_mut() {
@@ -40,7 +50,14 @@ impl Places {
     }
 
     async fn take(&mut self, image: &Image, want: u64) -> Result<Allocation> {
-        let taken = image.allocate(want).await?;
+        let taken = match self.below {
+            None => image.allocate(want).await?,
+            Some(limit) => {
+                image.begin_allocation().await?;
+                let taken = image.allocator.allocate_below(limit, want).await?;
+                taken.ok_or_else(no_room_below)?
+            }
+        };
         self.note(image, taken.start, taken.clusters);
         Ok(taken)
     }
@@ -67,7 +84,14 @@ impl Places {
         if count == 0 {
             return Ok(HostOffset::ZERO);
         }
-        let start = image.allocate_side_by_side(count).await?;
+        let start = match self.below {
+            None => image.allocate_side_by_side(count).await?,
+            Some(limit) => {
+                image.begin_allocation().await?;
+                let taken = image.allocator.allocate_run_below(limit, count).await?;
+                taken.ok_or_else(no_room_below)?.start
+            }
+        };
         self.note(image, start, count);
         Ok(start)
     }
@@ -80,4 +104,9 @@ impl Places {
             drop(image.allocator.release(HostCluster(run.start), count).await);
         }
     }
+}
+
+fn no_room_below() -> Error {
+    let message = "there is no room for the metadata further down in the file";
+    Error::new(ErrorKind::NoSpace, "compact", message)
 }

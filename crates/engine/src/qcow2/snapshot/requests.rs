@@ -85,7 +85,11 @@ impl Image {
         .await
     }
 
-    async fn carry_out(self: &Arc<Self>, planned: Result<Change>, places: Places) -> Result<()> {
+    pub(super) async fn carry_out(
+        self: &Arc<Self>,
+        planned: Result<Change>,
+        places: Places,
+    ) -> Result<()> {
         match planned {
             Ok(change) => self.exchange(change, places).await,
             Err(error) => {
@@ -96,7 +100,7 @@ impl Image {
     }
 
     /// A change that changes nothing yet.
-    fn no_change(&self, reason: DropReason) -> Result<Change> {
+    pub(super) fn no_change(&self, reason: DropReason) -> Result<Change> {
         if self.has_external_data() {
             let message = "Operation not supported";
             return Err(refuse(ErrorKind::Unsupported, message, ENOTSUP));
@@ -112,6 +116,7 @@ impl Image {
             size_bytes: self.size.visible_bytes(),
             left: Vec::new(),
             reason,
+            moves: false,
         })
     }
 

@@ -1,0 +1,175 @@
+//! `x-vellum-compact`: the file of a disk becomes short while its guest goes on.
+
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+
+use super::place::{Daemon, Place};
+
+const URI: &str = "nbd+unix:///d?socket=sock";
+const MIB: u64 = 1 << 20;
+
+/// An image `d` of which every second 64 KiB was given up, with a snapshot of some of it.
+fn full_of_gaps() -> Place {
+    let place = Place::new();
+    place.img("create -q -f qcow2 d 64M");
+    place.io("d", &["write -P 1 0 8M"]);
+    place.img("snapshot -c first d");
+    let writes: Vec<String> = (0..24)
+        .map(|piece| format!("write -P {} {}M 1M", piece + 2, piece + 8))
+        .collect();
+    let discards: Vec<String> = (0..192)
+        .map(|piece| format!("discard {}k 64k", 8192 + 128 * piece))
+        .collect();
+    let all: Vec<&str> = writes.iter().chain(&discards).map(String::as_str).collect();
+    place.io("d", &all);
+    place
+}
+
+fn start(place: &Place) -> Daemon {
+    place.ours(&[
+        "--nbd-server",
+        "addr.type=unix,addr.path=sock",
+        "--blockdev",
+        "driver=qcow2,node-name=d,discard=unmap,file.driver=file,file.filename=d",
+        "--export",
+        "nbd,id=e,node-name=d,name=d,writable=on",
+    ])
+}
+
+fn len_bytes(place: &Place) -> u64 {
+    place.path("d").metadata().expect("the image").len()
+}
+
+/// A client that writes to the last part of the disk until it is ended.
+fn writer(place: &Place) -> Child {
+    let mut command = Command::new("qemu-img");
+    command.current_dir(place.folder.path());
+    command.args([
+        "bench", "-f", "raw", "-w", "-n", "-t", "none", "-c", "1000000",
+    ]);
+    command.args([
+        "-d",
+        "4",
+        "-s",
+        "4k",
+        "-S",
+        "4k",
+        "--pattern",
+        "77",
+        "-o",
+        "56M",
+        URI,
+    ]);
+    command.stdout(Stdio::null());
+    command.spawn().expect("the program of `cargo xtask setup`")
+}
+
+fn check_content(place: &Place, name: &str) {
+    let mut reads = vec!["read -P 1 0 8M".to_owned()];
+    for piece in 0..384 {
+        let pattern = if piece % 2 == 0 { 0 } else { piece / 16 + 2 };
+        reads.push(format!("read -P {pattern} {}k 64k", 8192 + 64 * piece));
+    }
+    let reads: Vec<&str> = reads.iter().map(String::as_str).collect();
+    place.io(name, &reads);
+}
+
+#[test]
+fn the_file_gets_short_while_a_client_writes() {
+    let place = full_of_gaps();
+    let before = len_bytes(&place);
+    assert!(before > 32 * MIB, "{before}");
+    let mut daemon = start(&place);
+    let mut client = writer(&place);
+    daemon.must(
+        "x-vellum-compact",
+        json!({"job-id": "c", "device": "d", "auto-dismiss": false}),
+    );
+    daemon.wait("c", "concluded");
+    let jobs = daemon.must("query-jobs", json!({}));
+    assert_eq!(jobs[0]["type"], "x-vellum-compact");
+    assert_eq!(jobs[0].get("error"), None, "{jobs}");
+    daemon.must("job-dismiss", json!({"id": "c"}));
+    client.kill().expect("it is our own");
+    client.wait().expect("it ends");
+    check_content(&place, URI);
+    daemon.end();
+    place.must("qemu-img", &["check", "d"]);
+    // 8 MiB of the snapshot, 12 MiB of data, what the client has written, and metadata.
+    assert!(
+        len_bytes(&place) < 30 * MIB,
+        "{} of {before}",
+        len_bytes(&place)
+    );
+    check_content(&place, "d");
+    place.must("qemu-img", &["snapshot", "-a", "first", "d"]);
+    place.io("d", &["read -P 1 0 8M", "read -P 0 8M 56M"]);
+}
+
+#[test]
+fn a_kill_in_the_middle_costs_nothing() {
+    for steps in [1, 3, 6] {
+        let place = full_of_gaps();
+        let mut daemon = start(&place);
+        // Slow enough to be met in the middle.
+        let arguments = json!({"job-id": "c", "device": "d", "speed": 4 * MIB});
+        daemon.must("x-vellum-compact", arguments);
+        let done = |daemon: &mut Daemon| -> u64 {
+            let jobs: Value = daemon.must("query-jobs", json!({}));
+            jobs[0]["current-progress"].as_u64().unwrap_or(u64::MAX)
+        };
+        while done(&mut daemon) < steps * MIB {}
+        daemon.kill();
+        check_content(&place, "d");
+        // Clusters may be leaked, no more.
+        place.must("qemu-img", &["check", "-q", "-r", "leaks", "d"]);
+        check_content(&place, "d");
+        let mut daemon = start(&place);
+        daemon.must("x-vellum-compact", json!({"job-id": "c", "device": "d"}));
+        daemon.wait("c", "null");
+        daemon.end();
+        place.must("qemu-img", &["check", "d"]);
+        check_content(&place, "d");
+        assert!(len_bytes(&place) < 22 * MIB, "{}", len_bytes(&place));
+    }
+}
+
+#[test]
+fn a_job_that_is_cancelled_leaves_a_whole_image() {
+    let place = full_of_gaps();
+    let mut daemon = start(&place);
+    let arguments = json!({"job-id": "c", "device": "d", "speed": 2 * MIB});
+    daemon.must("x-vellum-compact", arguments);
+    daemon.must("job-cancel", json!({"id": "c"}));
+    daemon.wait("c", "null");
+    check_content(&place, URI);
+    daemon.end();
+    place.must("qemu-img", &["check", "d"]);
+    check_content(&place, "d");
+}
+
+#[test]
+fn what_cannot_be_compacted_is_refused_at_once() {
+    let place = Place::new();
+    let mut daemon = place.ours(&[
+        "--blockdev",
+        "driver=qcow2,node-name=ro,read-only=on,file.driver=file,file.filename=b",
+        "--blockdev",
+        "driver=raw,node-name=raw,file.driver=file,file.filename=o",
+    ]);
+    for (device, why) in [
+        ("ro", "Node 'ro' is read-only"),
+        (
+            "raw",
+            "Node 'raw' is no qcow2 image: only these are compacted",
+        ),
+    ] {
+        let arguments = json!({"job-id": "c", "device": device});
+        let refused = daemon.ask("x-vellum-compact", arguments);
+        assert_eq!(refused["error"]["desc"], why, "{refused}");
+    }
+    let arguments = json!({"job-id": "c", "device": "nowhere"});
+    let refused = daemon.ask("x-vellum-compact", arguments);
+    assert!(refused.to_string().contains("nowhere"), "{refused}");
+}

@@ -1,0 +1,225 @@
+//! Compaction: the file of an image in use becomes as short as what is allocated in it.
+//!
+//! Discards leave free clusters anywhere in a file. Whoever writes next uses them again, but the
+//! file keeps its length, and so does a copy of it, a logical volume or an object below it. A
+//! compaction moves what lies at the end of the file into free clusters further down, while guests go on, and
+//! cuts the end off.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `pass` | one way through the image, step by step |
+//! | `data` | guest clusters in new places |
+//! | `packed` | the same of compressed clusters |
+//! | `tables` | L2 tables in new places |
+//! | `shared`, `shared_tables` | data and L2 tables that snapshots use |
+//! | `bitmap/relocate` | persistent bitmaps |
+//! | `snapshot/relocate` | everything else that can move, by one exchange (rule 3) |
+//!
+//! A *limit* divides the file: as many clusters as are in use would fit below it. Each pass sets it anew,
+//! since guests go on, until a pass makes the file hardly shorter.
+//!
+//! Invariants:
+//! - What the guest sees does not change, so no bitmap calls anything dirty, and no write log is
+//!   suspended for data: its records name guest offsets.
+//! - A cluster is copied, and its mapping changed, while its guest range is held exclusive; it is
+//!   dropped as after a write, so rules 1, 2 and 5 hold as for any other write.
+//! - What a snapshot uses as well is moved for all of its users at once, or stays: else the disk would
+//!   get a copy of its own, and the file would grow.
+//! - A step that is cut off, by an error or a power cut, leaves leaked clusters at worst. The file is cut
+//!   only behind the last cluster that is counted.
+
+mod data;
+mod packed;
+mod pass;
+mod shared;
+mod shared_tables;
+mod tables;
+
+use std::sync::Arc;
+
+use vellum_format::types::HostCluster;
+use vellum_io::{Error, ErrorKind, Result};
+
+use crate::qcow2::alloc::below::LowestFirst;
+use crate::qcow2::device::Qcow2;
+use crate::qcow2::image::Image;
+use pass::{Moved, Next, Pass};
+
+/// A file that is longer than what is used of it by no more than one part in so many is short enough.
+const GOOD_ENOUGH: u64 = 50;
+/// Passes at most: guests may allocate as fast as clusters are moved.
+const MOST_PASSES: u32 = 8;
+
+/// What a compaction has done so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CompactionProgress {
+    /// Length of the file when it began.
+    pub old_file_bytes: u64,
+    /// Length of the file when it was cut last.
+    pub file_bytes: u64,
+    /// What was moved.
+    pub moved_bytes: u64,
+    /// Bytes of the disk that have to be looked at, in all passes that were begun.
+    pub total_bytes: u64,
+    /// How many of these were looked at.
+    pub done_bytes: u64,
+}
+
+/// A compaction of an image in use; see [`Qcow2::compact`].
+#[derive(Debug)]
+pub struct Compaction {
+    image: Arc<Image>,
+    _lowest_first: LowestFirst,
+    pass: Option<Pass>,
+    passes: u32,
+    /// Length of the file before the last pass.
+    before_pass_bytes: Option<u64>,
+    /// It had room for all that it had to move.
+    had_room: bool,
+    /// Bytes of the disk that the passes before this one looked at.
+    passed_bytes: u64,
+    progress: CompactionProgress,
+}
+
+impl Qcow2 {
+    /// Begins to make the file as short as what is allocated in it, while the image is used:
+    /// [`Compaction::step`] does a part of the work. Dropped before it is done, it leaves a whole
+    /// image, whose file may be as long as before.
+    ///
+    /// What stays where it is: compressed clusters of an image with internal snapshots, and all that
+    /// these use while one of them is open ([`Qcow2::open_snapshot`]); the header of the encryption; a write log in
+    /// the image.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ReadOnly`] where the image may not be changed, [`ErrorKind::Unsupported`] where
+    /// the length of its file cannot change or it lies in another file (`data-file`).
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use vellum::{gate::DenyAll, storage::MemStorage, BlockDevice, Buffer, RequestFlags};
+    /// # use vellum::qcow2::{OpenOptions, Qcow2};
+    /// # use vellum::qcow2::create::{CreateOptions, create};
+    /// # vellum_io::lane::block_on(async {
+    /// # let file: Arc<dyn vellum::Storage> = Arc::new(MemStorage::new());
+    /// # let options = CreateOptions::default().size_bytes(8 << 20);
+    /// # create(file.clone(), None, &options).await?;
+    /// # let options = OpenOptions::default().discard(true);
+    /// let image = Qcow2::open(file.clone(), Arc::new(DenyAll), options).await?;
+    /// image.write(0, Buffer::zeroed(8 << 20), RequestFlags::default()).await?;
+    /// image.discard(0, 7 << 20).await?;
+    /// let mut compaction = image.compact().await?;
+    /// while let Some(_moved_bytes) = compaction.step().await? {}
+    /// assert!(file.len_bytes()? < 2 << 20);
+    /// image.close().await?;
+    /// # Ok::<(), vellum::Error>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn compact(&self) -> Result<Compaction> {
+        let image = self.image.clone();
+        image.check_changeable("compact")?;
+        let refuse = |message: &str| {
+            let error = Error::new(ErrorKind::Unsupported, "compact", message);
+            Err(image.name_error(error))
+        };
+        if image.has_external_data() {
+            return refuse("the disk's bytes lie in a data file, each at its own offset");
+        }
+        if !image.file.capabilities().growable {
+            return refuse("the length of what the image lies on cannot change");
+        }
+        let old_file_bytes = image.file.len_bytes()?;
+        Ok(Compaction {
+            _lowest_first: image.allocator.begin_lowest_first().await?,
+            pass: None,
+            passes: 0,
+            before_pass_bytes: None,
+            had_room: true,
+            passed_bytes: 0,
+            progress: CompactionProgress {
+                old_file_bytes,
+                file_bytes: old_file_bytes,
+                ..CompactionProgress::default()
+            },
+            image,
+        })
+    }
+}
+
+impl Compaction {
+    /// Does a part of the work, which is done to its end even if this is dropped: some 1 MiB is moved, or
+    /// a table is looked at. Tells how many bytes were moved; `None`: there is
+    /// nothing left to do.
+    ///
+    /// # Errors
+    /// What reading and writing report. What was moved before stays moved.
+    pub async fn step(&mut self) -> Result<Option<u64>> {
+        let pass = match self.pass {
+            Some(pass) => pass,
+            None => match self.begin_pass().await? {
+                Some(pass) => pass,
+                None => return Ok(None),
+            },
+        };
+        let change = self.image.start_change(move |image| async move {
+            image.begin_change("compact").await?;
+            image.compact_step(pass).await
+        });
+        let Moved { bytes, next } = change.await?;
+        let progress = &mut self.progress;
+        progress.moved_bytes += bytes;
+        self.pass = match next {
+            Next::Step(next) => {
+                let looked_at = self.passed_bytes + next.looked_at_bytes();
+                progress.done_bytes = looked_at.min(progress.total_bytes);
+                Some(next)
+            }
+            Next::Over { had_room } => {
+                progress.done_bytes = progress.total_bytes;
+                progress.file_bytes = self.image.file.len_bytes()?;
+                self.passed_bytes = progress.total_bytes;
+                self.had_room = had_room;
+                None
+            }
+        };
+        Ok(Some(bytes))
+    }
+
+    /// Ends it before everything is done: what is free at the end of the file by now is cut off.
+    ///
+    /// # Errors
+    /// What reading and writing report.
+    pub async fn end(mut self) -> Result<CompactionProgress> {
+        if let Some(pass) = self.pass.take() {
+            self.pass = Some(pass.cut_now());
+            self.step().await?;
+        }
+        Ok(self.progress)
+    }
+
+    /// What was done so far.
+    pub fn progress(&self) -> CompactionProgress {
+        self.progress
+    }
+
+    /// Begins the next pass, if there is one to be made.
+    async fn begin_pass(&mut self) -> Result<Option<Pass>> {
+        let image = &self.image;
+        let file_bytes = image.file.len_bytes()?;
+        let used = image.allocator.used_clusters().await?;
+        // Compressed data takes a little more where it is moved to.
+        let slack = used / GOOD_ENOUGH + 1;
+        let is_short = file_bytes <= (used + slack) * image.geometry.cluster_size_bytes();
+        let got_shorter = |before: u64| file_bytes + before / GOOD_ENOUGH < before;
+        let is_stuck = self.had_room && self.before_pass_bytes.is_some_and(|b| !got_shorter(b));
+        if is_short || is_stuck || self.passes == MOST_PASSES {
+            return Ok(None);
+        }
+        self.passes += 1;
+        self.before_pass_bytes = Some(file_bytes);
+        self.progress.file_bytes = file_bytes;
+        self.progress.total_bytes = self.passed_bytes + image.size_bytes();
+        let limit = used + slack * u64::from(self.passes) - 1;
+        Ok(Some(Pass::new(HostCluster(limit))))
+    }
+}
