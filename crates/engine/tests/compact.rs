@@ -360,3 +360,45 @@ fn qemu_finds_nothing_wrong() {
         assert_eq!((vellum.exit_code, vellum.messages), (0, vec![]));
     }
 }
+
+#[test]
+fn an_open_snapshot_keeps_what_it_has_looked_up() {
+    lane::block_on(async {
+        let random = Random::new(11);
+        let shape = Shape {
+            cluster_bytes: 4 * KIB,
+            extended_l2: false,
+            version: 3,
+            lazy: false,
+            compressed: false,
+            refcount_bits: 16,
+            size_bytes: 1 << 20,
+        };
+        let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
+        let mut guest = Guest::new(random, shape, file.clone()).await;
+        guest.fill().await;
+        let new = NewSnapshot {
+            name: "one".into(),
+            ..NewSnapshot::default()
+        };
+        guest.image.create_snapshot(new).await.expect("taken");
+        let which = SnapshotSelector::Name("one".into());
+        let view = guest.image.open_snapshot(which).await.expect("opened");
+        let shown = guest.content.clone();
+        guest.verify(&view).await;
+        guest.fill().await;
+        guest.compact(true).await;
+        guest.image.flush().await.expect("flushed");
+        guest.fill().await;
+        let buffer = Buffer::for_read(shown.len());
+        assert!(view.read(0, buffer).await.expect("read")[..] == shown[..]);
+        // When it is closed, what it showed is moved as well.
+        view.close().await.expect("closed");
+        drop(view);
+        guest.compact(false).await;
+        guest.verify(&guest.image).await;
+        guest.image.close().await.expect("closed");
+        let (used, clusters) = guest.used_of(&file).await;
+        assert!(is_short(used, clusters), "{used} of {clusters}");
+    });
+}

@@ -1,5 +1,7 @@
 //! Makes scenarios out of seeds.
 
+mod compaction;
+
 use vellum::Preallocation;
 
 use crate::rng::Rng;
@@ -59,7 +61,7 @@ fn finish(seed: u64, image: ImageOptions, mut rng: Rng) -> Scenario {
             rewrite_sectors(cycle, size_bytes, &mut other);
         }
     }
-    sometimes_compact(&mut scenario, seed);
+    compaction::sometimes(&mut scenario, seed);
     scenario
 }
 
@@ -72,36 +74,6 @@ pub(crate) fn sometimes_fail(scenario: &mut Scenario, seed: u64) {
             .cycles
             .iter_mut()
             .for_each(|cycle| fail(cycle, &mut other));
-    }
-}
-
-/// Has the file made shorter in one scenario of four, after some of it was given up.
-fn sometimes_compact(scenario: &mut Scenario, seed: u64) {
-    // By chance of its own, so that all other scenarios are what they were.
-    let mut other = Rng::new(seed ^ 0x0063_6f6d_7061_6374);
-    if !other.chance(1, 4) {
-        return;
-    }
-    let places = GuestRegions::new(&scenario.image, &mut other);
-    for cycle in &mut scenario.cycles {
-        for _ in 0..other.between(1, 2) {
-            let mut at = other.below(cycle.steps.len() as u64 + 1) as usize;
-            let resizes = |step: &Step| matches!(step, Step::Resize { .. });
-            let may_discard = !cycle.steps[..at].iter().any(resizes);
-            for _ in 0..other.below(5) {
-                let (offset, len) = places.range(&mut other);
-                if may_discard {
-                    let discard = Step::Start(Op::Discard { offset, len });
-                    cycle.steps.insert(at, discard);
-                    at += 1;
-                }
-            }
-            if other.chance(1, 2) {
-                cycle.steps.insert(at, Step::Wait);
-                at += 1;
-            }
-            cycle.steps.insert(at, Step::Compact);
-        }
     }
 }
 

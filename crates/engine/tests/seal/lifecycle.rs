@@ -1,15 +1,18 @@
 //! What a sealed image allows, how a seal goes, and what a crash leaves.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use vellum::qcow2::check::{CheckOptions, Fix, check, repair};
 use vellum::qcow2::create::{CreateOptions, create};
-use vellum::qcow2::seal::{SealInfo, SealOptions, VerifyReads, unseal};
-use vellum::qcow2::{OpenOptions, read_header};
+use vellum::qcow2::seal::{SealInfo, SealOptions, VerifyOptions, VerifyReads, unseal};
+use vellum::qcow2::{OpenOptions, Qcow2, read_header};
 use vellum::{BlockDevice, Buffer, Buffers, ErrorKind, RequestFlags, Storage};
 use vellum_format::features::Autoclear;
 use vellum_io::lane;
 use vellum_storage::MemStorage;
+use vellum_storage::file::{Create, FileOptions, FileStorage};
 
 use crate::disk::{Disk, Kind};
 
@@ -162,4 +165,46 @@ fn each_mode_reads_the_same() {
             }
         }
     });
+}
+
+/// The tables of small clusters are loaded many at a time, and each of those who seal or verify waits for
+/// what another one loads.
+#[test]
+fn many_small_tables_hold_nobody_up() {
+    let folder = tempfile::tempdir().unwrap();
+    for cluster_bytes in [512, 1024] {
+        let path = folder.path().join(cluster_bytes.to_string());
+        let work = async move {
+            let file = || {
+                let options = FileOptions::default().create(Create::IfMissing);
+                FileStorage::open(&path, &options).unwrap()
+            };
+            let options = CreateOptions::default()
+                .size_bytes(16 << 20)
+                .cluster_size_bytes(cluster_bytes);
+            create(file(), None, &options).await.unwrap();
+            let gate = Arc::new(vellum::gate::DenyAll);
+            let image = Qcow2::open(file(), gate.clone(), OpenOptions::default());
+            let image = image.await.unwrap();
+            let mut bytes = Buffer::zeroed(16 << 20);
+            bytes.fill(1);
+            let written = image.write(0, bytes, RequestFlags::default()).await;
+            drop(written.unwrap());
+            image.close().await.unwrap();
+            let image = Qcow2::open(file(), gate.clone(), OpenOptions::default());
+            let image = image.await.unwrap();
+            image.seal(SealOptions::default()).await.unwrap();
+            image.close().await.unwrap();
+            let options = OpenOptions::default().read_only(true);
+            let image = Qcow2::open(file(), gate, options).await.unwrap();
+            image.verify(VerifyOptions::default()).await.unwrap()
+        };
+        lane::block_on(async move {
+            let patience = lane::sleep(Duration::from_secs(60));
+            match select(Box::pin(work), patience).await {
+                Either::Left((found, _)) => assert_eq!(found.differences, 0),
+                Either::Right(_) => panic!("somebody waits for what nobody loads"),
+            }
+        });
+    }
 }

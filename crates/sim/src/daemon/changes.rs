@@ -1,5 +1,5 @@
 //! Changes of nodes that stay where they are: opened anew with other options, with snapshots
-//! inside, with another spelling of what they stand on, inactive for a while; and snapshots and
+//! inside, shorter, with another spelling of what they stand on, inactive for a while; and snapshots and
 //! backups whose files the command opens itself.
 
 use std::rc::Rc;
@@ -7,7 +7,7 @@ use std::rc::Rc;
 use serde_json::{Value, json};
 
 use super::files::is_raw;
-use super::monitor::{MAX_LAYERS, back_up, make_image, node_of, pause, raw_node_of};
+use super::monitor::{MAX_LAYERS, back_up, end_of_job, make_image, node_of, pause, raw_node_of};
 use super::setup::{GuestDisk, Setup};
 
 /// One of them.
@@ -18,6 +18,7 @@ pub(super) async fn change(setup: &Setup, disk: &Rc<GuestDisk>, chain: &[String]
         4..=6 if !is_raw(top) => snapshot_inside(setup, disk, top).await,
         7 if chain.len() > 1 => name_backing(setup, chain).await,
         8 | 9 if chain.len() < MAX_LAYERS => snapshot_sync(setup, disk, chain).await,
+        _ if !is_raw(top) && setup.draw(|rng| rng.chance(1, 2)) => compact(setup, disk, top).await,
         _ => drive_backup(setup, disk, top).await,
     }
 }
@@ -88,6 +89,15 @@ async fn snapshot_sync(setup: &Setup, disk: &GuestDisk, chain: &[String]) {
     });
     if setup.demand("blockdev-snapshot-sync", arguments).await {
         disk.keep(chain, begun, "the base of a snapshot");
+    }
+}
+
+/// Makes the file of an image in use short.
+async fn compact(setup: &Setup, disk: &GuestDisk, top: &str) {
+    let job = disk.new_name("j");
+    let arguments = json!({"job-id": job, "device": top});
+    if setup.demand("x-vellum-compact", arguments).await {
+        end_of_job(setup, &job).await;
     }
 }
 

@@ -24,10 +24,10 @@ impl Image {
         limit: HostCluster,
     ) -> Result<Option<u64>> {
         let start = start.bytes();
+        let _exclusive = self.guest_ranges.acquire(start..end, Mode::Exclusive).await;
         let Some(end) = self.end_inside(start, end) else {
             return Ok(Some(0));
         };
-        let _exclusive = self.lock_clusters(start..end, Mode::Exclusive).await?;
         if self.mapper().owned_table(GuestOffset(start))?.is_none() {
             // A snapshot has been taken meanwhile.
             return Ok(Some(0));
@@ -57,7 +57,8 @@ impl Image {
         Ok(Some(moved_bytes))
     }
 
-    /// The end of a guest range, or of the disk; `None`: it begins behind that.
+    /// The end of a guest range that is held, or of the disk, which may have become smaller; `None`:
+    /// it begins behind that.
     pub(super) fn end_inside(&self, start: u64, end: u64) -> Option<u64> {
         let end = end.min(self.size_bytes());
         (start < end).then_some(end)

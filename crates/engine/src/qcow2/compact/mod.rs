@@ -38,7 +38,7 @@ mod tables;
 use std::sync::Arc;
 
 use vellum_format::types::HostCluster;
-use vellum_io::{Error, ErrorKind, Result};
+use vellum_io::{Error, ErrorKind, Io, Result};
 
 use crate::qcow2::alloc::below::LowestFirst;
 use crate::qcow2::device::Qcow2;
@@ -130,7 +130,10 @@ impl Qcow2 {
         }
         let old_file_bytes = image.file.len_bytes()?;
         Ok(Compaction {
-            _lowest_first: image.allocator.begin_lowest_first().await?,
+            _lowest_first: {
+                let allocator = image.allocator.clone();
+                Io::start(async move { allocator.begin_lowest_first().await }).await?
+            },
             pass: None,
             passes: 0,
             before_pass_bytes: None,
@@ -206,7 +209,9 @@ impl Compaction {
     async fn begin_pass(&mut self) -> Result<Option<Pass>> {
         let image = &self.image;
         let file_bytes = image.file.len_bytes()?;
-        let used = image.allocator.used_clusters().await?;
+        let allocator = image.allocator.clone();
+        // Others may wait for the counts that it loads.
+        let used = Io::start(async move { allocator.used_clusters().await }).await?;
         // Compressed data takes a little more where it is moved to.
         let slack = used / GOOD_ENOUGH + 1;
         let is_short = file_bytes <= (used + slack) * image.geometry.cluster_size_bytes();

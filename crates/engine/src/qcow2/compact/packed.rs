@@ -52,10 +52,10 @@ impl Image {
         let ticket = self.compressed_writes.queue.ticket();
         ticket.turn().await;
         let _placing = self.compressed_writes.placing.read().await;
+        let _exclusive = self.guest_ranges.acquire(start..end, Mode::Exclusive).await;
         let Some(end) = self.end_inside(start, end) else {
             return Ok(Some(0));
         };
-        let _exclusive = self.lock_clusters(start..end, Mode::Exclusive).await?;
         if self.mapper().owned_table(GuestOffset(start))?.is_none() {
             return Ok(Some(0));
         }
@@ -146,6 +146,8 @@ impl Image {
         };
         if place.end().bytes() > limit.index() * cluster {
             self.unplace_packed(&place).await?;
+            // No bytes go there, and what is packed next must not leave a hole.
+            self.seal_packed().await?;
             return Ok(Some(Err(NoRoom)));
         }
         let appender = &self.compressed_writes.appender;

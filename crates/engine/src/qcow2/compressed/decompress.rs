@@ -221,6 +221,26 @@ mod tests {
     }
 
     #[test]
+    fn the_exact_length_is_told_whatever_follows() {
+        let cluster = sample(65536);
+        let zstd = zstd::bulk::compress(&cluster, 3).expect("compresses");
+        for (kind, packed) in [
+            (CompressionType::Zlib, deflate(&cluster)),
+            (CompressionType::Zstd, zstd),
+        ] {
+            let len = packed.len();
+            for behind in [0, 1, 700] {
+                let mut input = packed.clone();
+                input.resize(len + behind, 0xa5);
+                assert_eq!(exact_len(kind, &input, cluster.len()), Some(len));
+            }
+            assert_eq!(exact_len(kind, &packed, 2 * cluster.len()), None);
+            assert_eq!(exact_len(kind, &packed[..len - 1], cluster.len()), None);
+            assert_eq!(exact_len(kind, b"", cluster.len()), None);
+        }
+    }
+
+    #[test]
     fn a_beginning_needs_only_what_it_is_made_of() {
         let mut random = fastrand::Rng::with_seed(1);
         let cluster: Vec<u8> = (0..65536).map(|_| random.u8(..16)).collect();

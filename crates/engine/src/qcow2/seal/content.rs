@@ -6,7 +6,7 @@ use std::sync::Arc;
 use vellum_format::seal::{Hash, LEAF_BYTES, LeafHasher, NODE_GUEST_BYTES};
 use vellum_format::types::GuestOffset;
 use vellum_io::lane::{compute, compute_threads};
-use vellum_io::{Buffer, Result};
+use vellum_io::{Buffer, Io, Result};
 
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::{MappingRun, RunKind};
@@ -190,10 +190,20 @@ impl Image {
         None
     }
 
-    /// The hashes of some leaves, of which one hash node leads to all.
-    pub(super) async fn leaf_hashes(
+    /// The hashes of some leaves, of which one hash node leads to all. Begun at once: others may wait for
+    /// the tables that it loads.
+    pub(super) fn leaf_hashes(
         self: &Arc<Self>,
         hasher: &Arc<LeafHasher>,
+        leaves: Range<u64>,
+    ) -> Io<Vec<Hash>> {
+        let (image, hasher) = (self.clone(), hasher.clone());
+        Io::start(async move { image.hash_leaves_under(hasher, leaves).await })
+    }
+
+    async fn hash_leaves_under(
+        self: &Arc<Self>,
+        hasher: Arc<LeafHasher>,
         leaves: Range<u64>,
     ) -> Result<Vec<Hash>> {
         let len_bytes = self.leaves_len_bytes(&leaves);
@@ -203,8 +213,7 @@ impl Image {
             return Ok(leaves.map(|leaf| hasher.zeroes(leaf)).collect());
         }
         let buffer = Buffer::for_read(len_bytes as usize);
-        let (bytes, held) = self.read_leaves(hasher, &leaves, buffer).await?;
-        let hasher = hasher.clone();
+        let (bytes, held) = self.read_leaves(&hasher, &leaves, buffer).await?;
         let hashing = compute(move || hash_piece(&hasher, leaves.start, &bytes, &held, |_| true));
         Ok(hashing.await)
     }

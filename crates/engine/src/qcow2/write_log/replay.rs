@@ -96,7 +96,10 @@ pub(super) async fn read_log(
     let is_inside = extension.file_name().is_none();
     let Some(superblock) = superblock.filter(|superblock| superblock.id == extension.id) else {
         let message = match (superblock, is_inside) {
-            (Some(_), _) => "this is the write log of another image, or of another time",
+            (Some(_), _) => {
+                "this is the write log of another image, or of another time; if a copy of this image \
+                 was opened first, that has the last writes now"
+            }
             (None, false) => "the file is empty or holds no write log",
             (None, true) => "the image was cut, or its write log is damaged",
         };
