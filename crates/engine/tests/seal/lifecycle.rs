@@ -12,8 +12,9 @@ use vellum::{BlockDevice, Buffer, Buffers, ErrorKind, RequestFlags, Storage};
 use vellum_format::features::Autoclear;
 use vellum_io::lane;
 use vellum_storage::MemStorage;
-use vellum_storage::file::{Create, FileOptions, FileStorage};
+use vellum_storage::file::Create;
 
+use crate::common::open;
 use crate::disk::{Disk, Kind};
 
 fn storage(disk: &Disk) -> Arc<dyn Storage> {
@@ -175,10 +176,7 @@ fn many_small_tables_hold_nobody_up() {
     for cluster_bytes in [512, 1024] {
         let path = folder.path().join(cluster_bytes.to_string());
         let work = async move {
-            let file = || {
-                let options = FileOptions::default().create(Create::IfMissing);
-                FileStorage::open(&path, &options).unwrap()
-            };
+            let file = || open(&path, Create::IfMissing);
             let options = CreateOptions::default()
                 .size_bytes(16 << 20)
                 .cluster_size_bytes(cluster_bytes);
