@@ -309,7 +309,8 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// Makes all completed writes durable.
     ///
     /// # Errors
-    /// What the storage says. After a failure what was written before may be lost.
+    /// What the storage says. After a failure what was written before may be lost; but after
+    /// [`ErrorKind::NoSpace`] nothing is, and a flush may be tried again when there is room.
     fn flush(&self) -> Io<()>;
 
     /// The first extent at `offset_bytes`, at most `len_bytes` long. With

@@ -393,7 +393,8 @@ impl BlockDevice for Raw {
         match self.read_only {
             true => Io::ready(Ok(())),
             false => self.telling(&[Event::FlushToOs, Event::FlushToDisk], |storage| {
-                storage.flush()
+                let flushed = storage.flush();
+                Io::start(async move { flushed.await.map_err(Error::of_failed_sync) })
             }),
         }
     }

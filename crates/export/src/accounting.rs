@@ -24,6 +24,7 @@ use tracing::trace;
 use vellum_io::lane;
 
 use crate::fair_depth::{ExportDepth, FairDepth, StreamDepth};
+use crate::room::{Room, RoomNotice};
 
 /// So many lanes count apart from each other; more of them share.
 const SHARDS: usize = 8;
@@ -153,6 +154,7 @@ pub struct Accounting {
     histograms: RwLock<[Option<Bins>; 4]>,
     failures: OnceLock<Arc<FailureSink>>,
     pub(crate) depth: ExportDepth,
+    pub(crate) room: Arc<Room>,
 }
 
 /// A request that is to be counted when it is answered.
@@ -200,6 +202,7 @@ impl Accounting {
             histograms: RwLock::default(),
             failures: OnceLock::new(),
             depth: ExportDepth::new(neighbours),
+            room: Arc::default(),
         }
     }
 
@@ -207,6 +210,22 @@ impl Accounting {
     /// stays.
     pub fn on_failure(&self, sink: impl Fn(&FailedRequest<'_>) + Send + Sync + 'static) {
         let _ = self.failures.set(Arc::new(sink));
+    }
+
+    /// Has `sink` hear of it when requests wait for room, and when none does any more. The first
+    /// sink stays.
+    pub fn on_room(&self, sink: impl Fn(&RoomNotice<'_>) + Send + Sync + 'static) {
+        self.room.on_notice(sink);
+    }
+
+    /// Requests that wait until their disk has room.
+    pub fn waiting_for_room(&self) -> u64 {
+        self.room.waiting()
+    }
+
+    /// Requests that have waited for room so far, with those that still do.
+    pub fn room_waits(&self) -> u64 {
+        self.room.waits()
     }
 
     /// What the calling thread counts in.

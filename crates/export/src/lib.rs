@@ -11,7 +11,9 @@ pub mod accounting;
 pub mod fair_depth;
 pub mod fuse;
 pub mod nbd;
+mod room;
 mod slice;
 pub mod vhost_user_blk;
 
+pub use room::{RoomNotice, WhenFull};
 pub use slice::Slice;

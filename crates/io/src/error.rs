@@ -27,7 +27,8 @@ pub enum ErrorKind {
     Corrupt,
     /// A write to something that may only be read.
     ReadOnly,
-    /// The storage is full; the request may be retried after freeing space.
+    /// The storage is full; the request may be retried after freeing space. A sync that fails for
+    /// want of room is never of this kind: see [`Error::of_failed_sync`].
     NoSpace,
     /// A request beyond the end of the device.
     OutOfRange,
@@ -143,6 +144,20 @@ impl Error {
     #[must_use]
     pub fn with_errno(mut self, errno: i32) -> Self {
         self.edit(|inner| inner.errno = Some(errno));
+        self
+    }
+
+    /// The same failure, of a sync. What that should have made durable may be lost, whatever its
+    /// error number, so it is not one that may be tried again ([`ErrorKind::NoSpace`]).
+    #[must_use]
+    pub fn of_failed_sync(mut self) -> Self {
+        if self.0.kind == ErrorKind::NoSpace {
+            let errno = self.errno();
+            self.edit(|inner| {
+                inner.kind = ErrorKind::Io;
+                inner.errno = Some(errno);
+            });
+        }
         self
     }
 
@@ -286,6 +301,20 @@ mod tests {
         let error = Error::from(std::io::Error::other("half a line"));
         assert_eq!(error.kind(), ErrorKind::Io);
         assert_eq!(error.message(), "half a line");
+    }
+
+    #[test]
+    fn a_failed_sync_is_not_to_be_tried_again() {
+        for errno in [libc::ENOSPC, libc::EDQUOT] {
+            let full = Error::from_errno("flush", errno);
+            assert_eq!(full.kind(), ErrorKind::NoSpace);
+            let lost = full.of_failed_sync();
+            assert_eq!((lost.kind(), lost.errno()), (ErrorKind::Io, errno));
+        }
+        let full = Error::new(ErrorKind::NoSpace, "flush", "full").of_failed_sync();
+        assert_eq!((full.kind(), full.errno()), (ErrorKind::Io, libc::ENOSPC));
+        let other = Error::new(ErrorKind::Corrupt, "flush", "odd").of_failed_sync();
+        assert_eq!(other.kind(), ErrorKind::Corrupt);
     }
 
     #[test]

@@ -208,13 +208,14 @@ What there is, each made in the order given:
                              where to listen (100 connections at most; 0: any number)
   --export [type=]nbd,id=ID,node-name=NAME[,name=NAME][,description=TEXT][,writable=on]
            [,writethrough=on][,allow-inactive=on][,allocation-depth=on][,iothread=ID]
+           [,on-full=wait]
                              a node to serve, under the node's name if no other is given
   --export [type=]fuse,id=ID,node-name=NAME,mountpoint=FILE[,writable=on][,growable=on]
-           [,allow-other=on|off|auto][,writethrough=on]
+           [,allow-other=on|off|auto][,writethrough=on][,on-full=wait]
                              a node to show as a regular file, which must exist
   --export [type=]vhost-user-blk,id=ID,node-name=NAME,addr.type=unix,addr.path=PATH
            [,writable=on][,num-queues=N][,logical-block-size=N][,serial=TEXT]
-           [,writethrough=on][,poll-max-ns=N][,iothread=ID]
+           [,writethrough=on][,poll-max-ns=N][,iothread=ID][,on-full=wait]
                              a node as the disk of a virtual machine, whose monitor
                              (QEMU, cloud-hypervisor) connects to PATH
 

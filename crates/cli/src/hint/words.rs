@@ -9,7 +9,7 @@ use super::{after, closest};
 const FORMATS: [&str; 3] = ["qcow2", "raw", "luks"];
 
 /// What objects, exports and servers may be told.
-const OTHER_OPTIONS: [&str; 37] = [
+const OTHER_OPTIONS: [&str; 38] = [
     "addr.host",
     "addr.path",
     "addr.port",
@@ -36,6 +36,7 @@ const OTHER_OPTIONS: [&str; 37] = [
     "max-connections",
     "name",
     "node-name",
+    "on-full",
     "passwordid",
     "policy",
     "priority",

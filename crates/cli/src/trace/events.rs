@@ -9,6 +9,10 @@ pub(super) const NAMES: &[(&str, &str)] = &[
     ("daemon_started", "everything is served"),
     ("daemon_stopping", "the end has come"),
     (
+        "export_has_room",
+        "no request of an export waits for room any more",
+    ),
+    (
         "export_request_done",
         "a request of an export's client has succeeded",
     ),
@@ -19,6 +23,10 @@ pub(super) const NAMES: &[(&str, &str)] = &[
     (
         "export_request_start",
         "a request of an export's client begins on the disk",
+    ),
+    (
+        "export_waits_for_room",
+        "a request of an export waits: its disk is full",
     ),
     (
         "handle_qmp_command",

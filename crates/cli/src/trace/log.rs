@@ -33,14 +33,16 @@ pub enum LogFormat {
 static FORMAT: OnceLock<LogFormat> = OnceLock::new();
 
 /// The events that are written, and how bad they are.
-const LOGGED: [(&str, Level); 18] = [
+const LOGGED: [(&str, Level); 20] = [
     ("bdrv_open_common", Level::Info),
     ("block_export_added", Level::Info),
     ("block_export_removed", Level::Info),
     ("config_applied", Level::Info),
     ("daemon_started", Level::Info),
     ("daemon_stopping", Level::Info),
+    ("export_has_room", Level::Info),
     ("export_request_failed", Level::Error),
+    ("export_waits_for_room", Level::Warning),
     ("job_completed", Level::Info),
     ("job_state_transition", Level::Info),
     ("nbd_accept_failed", Level::Warning),

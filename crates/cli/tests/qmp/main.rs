@@ -13,6 +13,7 @@ mod drive_backup;
 mod filenames;
 mod filters;
 mod fleecing;
+mod full;
 mod hostile;
 mod inactive;
 mod latency;

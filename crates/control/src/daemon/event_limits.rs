@@ -27,7 +27,7 @@ impl Posted {
     fn place(&self) -> Option<String> {
         let members: &[&str] = match self.name {
             // A node that nobody exports any more has no device.
-            "BLOCK_IO_ERROR" => &["device", "node-name"],
+            "BLOCK_IO_ERROR" | "X_VELLUM_IO_RESUMED" => &["device", "node-name"],
             "QUORUM_FAILURE" => &["reference"],
             "QUORUM_REPORT_BAD" => &["node-name"],
             _ => return None,

@@ -351,6 +351,7 @@ impl DaemonState {
             .await?;
         if let Some(accounting) = exports.accounting(&id) {
             accounting.on_failure(self.notices.of_export(&id, &node));
+            accounting.on_room(self.notices.of_room(&id, &node));
         }
         Ok(())
     }

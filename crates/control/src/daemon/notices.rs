@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use vellum::Error;
 use vellum::nodes::{QuorumOperation, QuorumReport};
+use vellum_export::RoomNotice;
 use vellum_export::accounting::{FailedRequest, Operation};
 use vellum_io::error::errno_text;
 use vellum_io::lane;
@@ -177,6 +178,28 @@ impl Notices {
         let (notices, id, node) = (self.clone(), id.to_owned(), node.to_owned());
         move |failed| {
             notices.post("BLOCK_IO_ERROR", io_error(&id, &node, failed));
+        }
+    }
+
+    /// What hears of it when requests of the export `id`, which was made for `node`, wait for room.
+    pub(super) fn of_room(
+        &self,
+        id: &str,
+        node: &str,
+    ) -> impl Fn(&RoomNotice<'_>) + Send + Sync + 'static {
+        let (notices, id, node) = (self.clone(), id.to_owned(), node.to_owned());
+        move |notice| match notice {
+            RoomNotice::Full(request) => {
+                let mut data = io_error(&id, &node, request);
+                data["action"] = json!("stop");
+                data["nospace"] = json!(true);
+                notices.post("BLOCK_IO_ERROR", data);
+            }
+            RoomNotice::Again { waited } => {
+                let waited_ms = waited.as_secs_f64() * 1e3;
+                let data = json!({"device": id, "node-name": node, "waited-ms": waited_ms});
+                notices.post("X_VELLUM_IO_RESUMED", data);
+            }
         }
     }
 }

@@ -85,12 +85,16 @@ fn errno(error: &Error) -> Errno {
 }
 
 impl File {
-    pub(super) fn new(device: Arc<dyn BlockDevice>, rights: Rights) -> File {
+    pub(super) fn new(
+        device: Arc<dyn BlockDevice>,
+        accounting: Arc<Accounting>,
+        rights: Rights,
+    ) -> File {
         let write = if rights.writable { libc::S_IWUSR } else { 0 };
         let now = now();
         File {
             device,
-            accounting: Arc::default(),
+            accounting,
             rights,
             kept: Mutex::new(Kept {
                 atime: now,

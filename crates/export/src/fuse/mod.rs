@@ -36,6 +36,7 @@ use crate::accounting::Accounting;
 use crate::fair_depth::FairDepth;
 use crate::nbd::Stop;
 use crate::nbd::lanes::{LaneSlot, Lanes, end as end_lanes};
+use crate::room::WhenFull;
 use file::{File, Rights};
 use mount::{Kind, Mount};
 use proto::{HEADER_BYTES, Header, Init, Operation, Welcome};
@@ -90,6 +91,8 @@ vellum_io::with_setters! {
         pub transport: Transport,
         /// Exports that it must not keep waiting.
         pub fair_depth: FairDepth,
+        /// What becomes of requests for which the device has no room.
+        pub when_full: WhenFull,
     }
 }
 
@@ -105,6 +108,7 @@ impl Default for ExportOptions {
             max_lanes: processors,
             transport: Transport::Auto,
             fair_depth: FairDepth::default(),
+            when_full: WhenFull::Fail,
         }
     }
 }
@@ -156,9 +160,17 @@ impl Export {
             resizable: options.resizable || options.growable,
             allow_other,
         };
+        let stop = Stop::new();
+        let accounting = Arc::new(Accounting::among(&options.fair_depth));
+        let device = {
+            let stop = stop.clone();
+            let goes_on = move || !stop.is_requested();
+            let room = &accounting.room;
+            options.when_full.around(&device, room, goes_on)
+        };
         let shared = Arc::new(Shared {
-            file: Arc::new(File::new(device, rights)),
-            stop: Stop::new(),
+            file: Arc::new(File::new(device, accounting, rights)),
+            stop,
             running: AtomicUsize::new(0),
             ended: Event::new(),
             unmounted: Stop::new(),

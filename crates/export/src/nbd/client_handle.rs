@@ -28,6 +28,11 @@ impl ClientHandle {
         let _ = self.stream.shutdown(how);
     }
 
+    /// Whether either side has hung up.
+    pub(super) fn is_gone(&self) -> bool {
+        self.is_hung_up() || self.stream.has_peer_left()
+    }
+
     /// Whether the server has hung up.
     pub(super) fn is_hung_up(&self) -> bool {
         self.hung_up.load(Ordering::Acquire)

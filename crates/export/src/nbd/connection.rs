@@ -12,9 +12,11 @@ use std::cell::Cell;
 use std::net::Shutdown;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use tracing::trace;
+use vellum::BlockDevice;
 use vellum_io::{Buffer, lane, spawn};
 use vellum_nbd::Channel;
 use vellum_storage::mutants::{self, Mutant};
@@ -63,6 +65,8 @@ pub(super) struct Connection {
     guest: ClientHandle,
     /// When the client has said its last.
     left: Cell<Option<Instant>>,
+    /// What the client uses.
+    device: Arc<dyn BlockDevice>,
 }
 
 /// A request in flight; it must be answered.
@@ -83,7 +87,17 @@ pub(super) async fn serve(
     agreement: NegotiatedSession,
     guest: ClientHandle,
 ) -> Disconnect {
+    let has_left = Arc::new(AtomicBool::new(false));
+    let export = &agreement.export;
+    let device = {
+        let (guest, has_left) = (guest.clone(), has_left.clone());
+        // A full window has nobody read what the client says.
+        let goes_on = move || !(has_left.load(Ordering::Acquire) || guest.is_gone());
+        let room = &export.accounting.room;
+        export.when_full.around(&export.device, room, goes_on)
+    };
     let connection = Rc::new(Connection {
+        device,
         pool: Pool::default(),
         window: InFlightLimit::new(&agreement.export.accounting),
         agreement,
@@ -97,6 +111,7 @@ pub(super) async fn serve(
         Ok(()) => Disconnect::Closed,
         Err(gone) => gone,
     };
+    has_left.store(true, Ordering::Release);
     connection.left.set(Some(lane::now()));
     connection.window.drained().await;
     connection.replies.close();
@@ -276,6 +291,11 @@ impl Request {
         &self.connection.agreement.export
     }
 
+    /// The device that the client uses.
+    pub(super) fn device(&self) -> &Arc<dyn BlockDevice> {
+        &self.connection.device
+    }
+
     /// Counts the request from now on to its answer.
     pub(super) fn account(&mut self, operation: Operation, offset_bytes: u64, len_bytes: u64) {
         let accounting = &self.export().accounting;
@@ -344,7 +364,7 @@ impl Request {
     }
 
     /// Gives up without an answer: the connection is over.
-    fn abandon(self) {
+    pub(super) fn abandon(self) {
         self.connection.finish_request(Some(self.room_bytes));
     }
 }

@@ -11,6 +11,7 @@ use vellum_nbd::proto;
 
 use super::sessions::Sessions;
 use crate::accounting::Accounting;
+use crate::room::WhenFull;
 
 /// A device under the name by which clients ask for it.
 #[derive(Clone)]
@@ -29,6 +30,8 @@ pub struct Export {
     pub allocation_depth: bool,
     /// Dirty bitmaps that clients may ask for, by their names.
     pub bitmaps: Vec<(String, BitmapView)>,
+    /// What becomes of requests for which the device has no room.
+    pub when_full: WhenFull,
     /// Counts what clients ask for; clones of the export share it.
     pub accounting: Arc<Accounting>,
     /// Who uses it now; clones of the export share that.
@@ -47,6 +50,7 @@ impl Export {
             multi_conn: false,
             allocation_depth: false,
             bitmaps: Vec::new(),
+            when_full: WhenFull::Fail,
             accounting: Arc::default(),
             sessions: Sessions::default(),
         }

@@ -10,6 +10,7 @@ use super::connection::Request;
 use super::export::MetaContext;
 use super::pieces;
 use crate::accounting::Operation;
+use crate::room;
 use vellum_nbd::proto;
 use vellum_nbd::request::{Command, ContextSelection, Framing, Range};
 
@@ -24,7 +25,7 @@ const STATUS_LIMIT: Duration = Duration::from_millis(250);
 /// Starts a request that was checked; it answers by itself.
 pub(super) fn start(mut request: Request, command: Command, payload: Option<Buffer>) {
     account(&mut request, &command);
-    let device = request.export().device.clone();
+    let device = request.device().clone();
     match command {
         Command::Read { range, whole } => start_read(request, range, whole),
         Command::Write { range, fua } => match payload {
@@ -103,6 +104,10 @@ fn when_done<T: 'static>(request: Request, io: Io<T>, answer: impl FnOnce(Reques
 }
 
 fn fail(request: Request, error: &Error) {
+    if room::is_given_up(error) {
+        // A client that connects again asks for it once more.
+        return request.abandon();
+    }
     request.fail(proto::error_number(error.errno()), &error.to_string());
 }
 

@@ -55,7 +55,7 @@ impl Yielder {
 
 /// Gives a range back.
 pub(super) fn trim(request: &Request, range: Range, fua: bool) -> Io<()> {
-    let device = request.export().device.clone();
+    let device = request.device().clone();
     if range.len_bytes > FIRST_BYTES {
         let discard = |device: &dyn BlockDevice, at, len| device.discard(at, len);
         return in_pieces(request, range, fua, discard);
@@ -71,7 +71,7 @@ pub(super) fn trim(request: &Request, range: Range, fua: bool) -> Io<()> {
 /// Makes a range read as zeroes.
 pub(super) fn zero(request: &Request, range: Range, flags: ZeroRequest) -> Io<()> {
     if range.len_bytes <= FIRST_BYTES {
-        let device = &request.export().device;
+        let device = request.device();
         return device.write_zeroes(range.offset_bytes, range.len_bytes, flags);
     }
     let piece = flags.fua(false);
@@ -106,7 +106,7 @@ fn in_pieces(
     fua: bool,
     act: impl Fn(&dyn BlockDevice, u64, u64) -> Io<()> + 'static,
 ) -> Io<()> {
-    let device: Arc<dyn BlockDevice> = request.export().device.clone();
+    let device: Arc<dyn BlockDevice> = request.device().clone();
     let connection = request.connection.clone();
     let most_bytes = most_bytes(device.size_bytes());
     Io::boxed(async move {

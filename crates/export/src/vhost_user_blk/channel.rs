@@ -3,6 +3,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -24,7 +25,17 @@ pub(super) struct Received {
 
 /// The socket. Nothing here waits in the kernel: a client that stalls holds nobody up.
 #[derive(Debug)]
-pub(super) struct Channel(OwnedFd);
+pub(super) struct Channel(Arc<OwnedFd>);
+
+/// The other end of a channel.
+#[derive(Debug, Clone)]
+pub(super) struct Peer(Arc<OwnedFd>);
+
+impl Peer {
+    pub(super) fn has_left(&self) -> bool {
+        lane::has_peer_left(self.0.as_fd())
+    }
+}
 
 fn failure(operation: &'static str, errno: Errno) -> Error {
     Error::from_errno(operation, errno.raw_os_error())
@@ -32,7 +43,12 @@ fn failure(operation: &'static str, errno: Errno) -> Error {
 
 impl Channel {
     pub(super) fn new(socket: OwnedFd) -> Channel {
-        Channel(socket)
+        Channel(Arc::new(socket))
+    }
+
+    /// Says, on any thread, whether the client has hung up.
+    pub(super) fn peer(&self) -> Peer {
+        Peer(self.0.clone())
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

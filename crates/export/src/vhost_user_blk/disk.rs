@@ -13,6 +13,7 @@ use vellum::BlockDevice;
 use super::config::Geometry;
 use super::request::ID_BYTES;
 use crate::accounting::Accounting;
+use crate::room::WhenFull;
 
 /// Receives a line for each client or guest that breaks the protocol.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
@@ -30,6 +31,7 @@ pub(super) struct Disk {
     /// What is written is kept in memory of the process before it is flushed; who the server is.
     pub(super) keeps_writes: bool,
     pub(super) server: u64,
+    pub(super) when_full: WhenFull,
     /// Counts what guests ask for.
     pub(super) accounting: Arc<Accounting>,
     size_bytes: AtomicU64,
@@ -73,6 +75,7 @@ impl Disk {
             // Never that of memory that nobody had.
             server: RandomState::new().hash_one(0) | 1,
             accounting: Arc::new(Accounting::among(&options.fair_depth)),
+            when_full: options.when_full,
             device,
             fixed,
             writes_through: options.write_through,

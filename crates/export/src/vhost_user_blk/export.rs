@@ -21,6 +21,7 @@ use super::session::{Shared, serve};
 use crate::accounting::Accounting;
 use crate::fair_depth::FairDepth;
 use crate::nbd::{Listener, Stop};
+use crate::room::WhenFull;
 
 /// Pause after a failed accept: the cause (no file descriptors) will not go at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -43,6 +44,8 @@ pub struct Options {
     pub poll_limit: Duration,
     /// Exports that it must not keep waiting.
     pub fair_depth: FairDepth,
+    /// What becomes of requests for which the device has no room.
+    pub when_full: WhenFull,
 }
 
 impl Default for Options {
@@ -55,6 +58,7 @@ impl Default for Options {
             serial: "vellum".to_owned(),
             poll_limit: Duration::from_micros(32),
             fair_depth: FairDepth::default(),
+            when_full: WhenFull::Fail,
         }
     }
 }

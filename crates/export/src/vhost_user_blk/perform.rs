@@ -17,6 +17,7 @@ use super::queue::Queue;
 use super::request::{DiskRange, Request, Status, StatusPlace, Work};
 use super::unflushed::{Log, Unflushed};
 use crate::accounting::{Operation, StartedRequest};
+use crate::room;
 
 /// Longer discards and zeroes are done in pieces, between which others have their turn.
 const PIECE_BYTES: u64 = 128 << 20;
@@ -33,6 +34,10 @@ struct Begun {
 impl Begun {
     /// Answers: `written_bytes` of data were written for the guest.
     fn end(self, ended: Result<usize>) {
+        if matches!(&ended, Err(error) if room::is_given_up(error)) {
+            // The next server, or session, finds it in flight.
+            return self.queue.leave();
+        }
         if let Some(started) = &self.started {
             let accounting = &self.queue.disk.accounting;
             match &ended {
@@ -69,7 +74,7 @@ pub(super) fn start(queue: Rc<Queue>, head: u16, request: Request) {
         Work::Write { offset_bytes, from } => write(begun, offset_bytes, &from),
         Work::Flush => {
             let covered = begun.queue.log.as_ref().map(|(_, all)| all.begin_flush());
-            let io = begun.queue.disk.device.flush();
+            let io = begun.queue.device.flush();
             when_done(begun, io, move |begun, done| {
                 if let (Ok(()), Some((_, all)), Some(covered)) = (&done, &begun.queue.log, covered)
                 {
@@ -158,17 +163,17 @@ fn read(begun: Begun, offset_bytes: u64, into: Pieces) {
 fn write(begun: Begun, offset_bytes: u64, from: &Pieces) {
     let len = total_len(from);
     begun.queue.take_memory(len);
-    let disk = &begun.queue.disk;
+    let (disk, device) = (&begun.queue.disk, &begun.queue.device);
     let fua = disk.writes_through(begun.queue.guest_flushes);
     let flags = RequestFlags::default().fua(fua);
     let is_kept = begun.queue.log.is_some();
-    if !is_kept && let Some(io) = disk.device.write_from(offset_bytes, from, flags) {
+    if !is_kept && let Some(io) = device.write_from(offset_bytes, from, flags) {
         return when_done(begun, io, move |begun, written| {
             begun.queue.give_memory(len);
             begun.end(written.map(|()| 0));
         });
     }
-    let io = disk.device.write(offset_bytes, gather(from), flags);
+    let io = device.write(offset_bytes, gather(from), flags);
     when_done(begun, io, move |begun, written| match written {
         Ok(data) => keep(begun, offset_bytes, data),
         Err(error) => {
@@ -210,7 +215,7 @@ async fn append_after_flush(
 ) -> Result<()> {
     while !append_now(queue, append) {
         let covered = queue.log.as_ref().map(|(_, all)| all.begin_flush());
-        queue.disk.device.flush().await?;
+        queue.device.flush().await?;
         if let (Some((_, all)), Some(covered)) = (&queue.log, covered) {
             all.end_flush(covered);
         }
@@ -250,7 +255,7 @@ async fn in_pieces(begun: Begun, ranges: Vec<(DiskRange, Option<bool>)>) {
                 return queue.leave();
             }
             let len_bytes = (PIECE_BYTES - at % PIECE_BYTES).min(end - at);
-            let device = &*queue.disk.device;
+            let device = &*queue.device;
             let done = match zeroes {
                 None => device.discard(at, len_bytes).await,
                 Some(unmap) => zero(&queue, device, at, len_bytes, unmap).await,

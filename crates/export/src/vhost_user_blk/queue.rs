@@ -17,11 +17,13 @@ use std::time::{Duration, Instant};
 
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
+use vellum::BlockDevice;
 use vellum_io::executor::RemoteCall;
 use vellum_io::lane::{self, Descriptor, Op, Remote};
 use vellum_io::{Buffers, Error, Io, Result};
 
 use super::chain::walk;
+use super::channel::Peer;
 use super::disk::Disk;
 use super::in_flight::QueueInFlight;
 use super::memory::GuestMemory;
@@ -31,6 +33,7 @@ use super::request::{StatusPlace, parse};
 use super::ring::{Ring, RingPlace};
 use super::unflushed::{Log, Unflushed};
 use crate::fair_depth::StreamDepth;
+use crate::nbd::Stop;
 
 /// Bytes that the requests of a queue may move at a time, and may have copies of; more wait in the ring.
 const MAX_COPIED_BYTES: usize = 64 << 20;
@@ -42,6 +45,9 @@ const FIRST_POLL: Duration = Duration::from_micros(4);
 pub(super) struct QueueSetup {
     pub(super) number: u16,
     pub(super) disk: Arc<Disk>,
+    /// Who waits for its requests, and whether the export ends.
+    pub(super) peer: Peer,
+    pub(super) ending: Stop,
     pub(super) memory: GuestMemory,
     pub(super) ring: RingPlace,
     pub(super) notes: Option<QueueInFlight>,
@@ -126,6 +132,8 @@ impl RunningQueue {
 /// A queue, on its lane.
 pub(super) struct Queue {
     pub(super) disk: Arc<Disk>,
+    /// The disk's, as its guest uses it.
+    pub(super) device: Arc<dyn BlockDevice>,
     number: u16,
     memory: GuestMemory,
     ring: RefCell<Ring>,
@@ -226,8 +234,20 @@ impl Queue {
             pending = left;
         }
         let in_flight = StreamDepth::new(&setup.disk.accounting);
+        let disk = setup.disk;
+        let device = {
+            let (control, peer, ending) = (control.clone(), setup.peer, setup.ending);
+            // A session that waits for the queue to stop does not hear that its client is gone.
+            let goes_on = move || {
+                let is_over = control.abandon.load(Ordering::Acquire) || ending.is_requested();
+                !(is_over || peer.has_left())
+            };
+            let room = &disk.accounting.room;
+            disk.when_full.around(&disk.device, room, goes_on)
+        };
         let queue = Queue {
-            disk: setup.disk,
+            disk,
+            device,
             number: setup.number,
             memory: setup.memory,
             ring: RefCell::new(ring),

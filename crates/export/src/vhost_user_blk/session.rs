@@ -15,7 +15,7 @@ use futures_util::future::{Either, select};
 use vellum_io::lane::{LaneOptions, LaneThread};
 use vellum_io::{Error, Result};
 
-use super::channel::{Channel, Received};
+use super::channel::{Channel, Peer, Received};
 use super::config::{WRITE_CACHE_AT, feature};
 use super::descriptors::{duplicate, optional, single};
 use super::disk::Disk;
@@ -84,11 +84,12 @@ pub(super) struct Session {
     memory: GuestMemory,
     queues: Vec<QueueState>,
     in_flight: Option<InFlight>,
+    peer: Peer,
 }
 
 /// Serves a client until it leaves or the export ends.
 pub(super) async fn serve(shared: Rc<Shared>, channel: Channel) {
-    let mut session = Session::new(shared.clone());
+    let mut session = Session::new(shared.clone(), channel.peer());
     if let Err(failure) = session.talk(&channel).await
         && !shared.stop.is_requested()
     {
@@ -152,7 +153,7 @@ impl Shared {
 }
 
 impl Session {
-    fn new(shared: Rc<Shared>) -> Session {
+    fn new(shared: Rc<Shared>, peer: Peer) -> Session {
         let queues = (0..shared.queues).map(|_| QueueState::default()).collect();
         Session {
             shared,
@@ -161,6 +162,7 @@ impl Session {
             memory: GuestMemory::default(),
             queues,
             in_flight: None,
+            peer,
         }
     }
 
@@ -366,6 +368,8 @@ impl Session {
             let setup = QueueSetup {
                 number,
                 disk: self.shared.disk.clone(),
+                peer: self.peer.clone(),
+                ending: self.shared.stop.clone(),
                 memory: self.memory.for_another_lane(),
                 ring: RingPlace {
                     size: state.size,

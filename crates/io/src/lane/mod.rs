@@ -38,7 +38,7 @@ mod workers;
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -319,6 +319,12 @@ pub async fn yield_now() {
 /// What the system says, also where the thread can have no lane.
 pub fn poll_readable(fd: BorrowedFd<'_>) -> Io<()> {
     poll_descriptor(fd, libc::POLLIN)
+}
+
+/// Whether whoever is at the other end of a socket sends nothing more, or is gone, whatever has
+/// been received of what it has sent.
+pub fn has_peer_left(fd: BorrowedFd<'_>) -> bool {
+    request::poll_once(fd.as_raw_fd(), libc::POLLRDHUP).is_ok()
 }
 
 /// Waits until `fd` can be written. Dropping the request ends the wait.

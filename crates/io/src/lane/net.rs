@@ -302,6 +302,15 @@ impl Stream {
         }
     }
 
+    /// Whether the peer sends nothing more, or has gone, whatever it has sent before; of a
+    /// simulation's nobody says so.
+    pub fn has_peer_left(&self) -> bool {
+        match &self.socket {
+            Socket::Kernel(socket) => super::has_peer_left(socket.as_fd()),
+            Socket::Simulated(_) => false,
+        }
+    }
+
     /// Ends one or both directions now: running requests on them end, and the
     /// peer sees it.
     ///

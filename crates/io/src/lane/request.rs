@@ -442,7 +442,7 @@ fn is_full(errno: Errno) -> bool {
     matches!(errno, libc::ENOSPC | libc::EDQUOT | libc::EFBIG)
 }
 
-fn poll_once(fd: RawFd, events: i16) -> Result<i64, Errno> {
+pub(super) fn poll_once(fd: RawFd, events: i16) -> Result<i64, Errno> {
     let mut set = [libc::pollfd {
         fd,
         events,
@@ -459,6 +459,11 @@ impl Completion {
     pub fn error(&self, errno: Errno) -> Error {
         let error =
             Error::from_errno(self.request.op.name(), errno).target(self.request.file.name());
+        // From then on no sync of the file succeeds: room does not help what waits for one.
+        let error = match self.request.file.syncs.check().is_err() {
+            true => error.of_failed_sync(),
+            false => error,
+        };
         match self.request.op {
             Op::Read { offset_bytes }
             | Op::Write { offset_bytes, .. }

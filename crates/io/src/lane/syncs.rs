@@ -134,7 +134,10 @@ impl Descriptor {
             ended.await;
         }
         let checked = self.syncs.check();
-        checked.map_err(|errno| Error::from_errno(operation, errno).target(self.name()))?;
+        checked.map_err(|errno| {
+            let error = Error::from_errno(operation, errno).target(self.name());
+            error.of_failed_sync()
+        })?;
         let durable = &self.syncs.durable_changes;
         durable.fetch_max(changes, Ordering::AcqRel);
         Ok(())

@@ -50,6 +50,7 @@ pub(super) fn parts(
     disk.name = format!("disk '{name}'");
     let exports = disk.tables("export")?;
     let limits = disk.text("throttle")?;
+    let on_full = disk.word("on-full", &[("wait", "wait"), ("fail", "fail")])?;
     let common = Common::take(&mut disk)?;
     let (image, image_place) = take_image(&mut disk, &name, &common)?;
     disk.finish(&[])?;
@@ -73,7 +74,7 @@ pub(super) fn parts(
         place,
     }];
     for export in exports {
-        parts.push(export_part(export, &name)?);
+        parts.push(export_part(export, &name, on_full)?);
     }
     Ok(parts)
 }
@@ -304,7 +305,13 @@ fn references(value: &Value, names: &BTreeMap<String, String>, found: &mut BTree
 }
 
 /// `[[disk.export]]`.
-fn export_part(mut export: Section<'_>, disk: &str) -> Result<Part, Mistake> {
+///
+/// `on_full` is what the disk says for all of them.
+fn export_part(
+    mut export: Section<'_>,
+    disk: &str,
+    on_full: Option<&str>,
+) -> Result<Part, Mistake> {
     let source = export.source;
     let kinds = ["nbd", "vhost-user-blk", "fuse"].map(|kind| (kind, kind));
     let Some(kind) = export.word("type", &kinds)? else {
@@ -325,6 +332,9 @@ fn export_part(mut export: Section<'_>, disk: &str) -> Result<Part, Mistake> {
     arguments.insert("type".to_owned(), json!(kind));
     arguments.insert("id".to_owned(), json!(id));
     arguments.insert("node-name".to_owned(), json!(disk));
+    if let Some(on_full) = on_full {
+        arguments.insert("on-full".to_owned(), json!(on_full));
+    }
     let known = member_names(EXPORT, kind);
     for key in &known {
         if let Some(entry) = export.take(key) {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use vellum::{BlockDevice, Io, Preallocation, delegate};
+use vellum_export::WhenFull;
 use vellum_export::fair_depth::FairDepth;
 use vellum_export::fuse::{AllowOther, Export, ExportOptions, Transport};
 use vellum_io::error::io_text;
@@ -76,13 +77,14 @@ impl Wanted {
     /// Mounts a device.
     pub(super) async fn serve(
         self,
-        device: Arc<dyn BlockDevice>,
+        (device, when_full): (Arc<dyn BlockDevice>, WhenFull),
         writable: bool,
         neighbours: &FairDepth,
     ) -> Result<Export, Failure> {
         let options = ExportOptions::default()
             .writable(writable)
             .fair_depth(neighbours.clone())
+            .when_full(when_full)
             .growable(self.growable)
             .resizable(true)
             .allow_other(self.allow_other)

@@ -21,6 +21,7 @@ use crate::nodes::{User, unknown_node};
 use crate::wrap::WriteThrough;
 use crate::{Nodes, Options};
 use vellum::BlockDevice;
+use vellum_export::WhenFull;
 use vellum_export::accounting::Accounting;
 use vellum_export::fair_depth::FairDepth;
 use vellum_export::nbd::Exports;
@@ -40,6 +41,7 @@ pub(super) struct Description {
     writethrough: bool,
     /// The node may be inactive.
     allow_inactive: bool,
+    when_full: WhenFull,
     kind: Wanted,
 }
 
@@ -86,6 +88,7 @@ impl Description {
         // Lanes are the export's own, whatever becomes of the node's.
         switch("fixed-iothread")?;
         let allow_inactive = switch("allow-inactive")?;
+        let when_full = take_when_full(&mut options, writethrough)?;
         let kind = match kind.as_str() {
             "fuse" => Wanted::Fuse(fuse::Wanted::take(&mut options)?),
             "vhost-user-blk" => Wanted::VhostUserBlk(vhost_user_blk::Wanted::take(&mut options)?),
@@ -104,8 +107,21 @@ impl Description {
             writable,
             writethrough,
             allow_inactive,
+            when_full,
             kind,
         })
+    }
+}
+
+/// Takes `on-full`.
+fn take_when_full(options: &mut Options, write_through: bool) -> Result<WhenFull, Failure> {
+    let text = options.take_text("on-full").map_err(failure)?;
+    match text.as_deref() {
+        None | Some("fail") => Ok(WhenFull::Fail),
+        Some("wait") => Ok(WhenFull::Wait { write_through }),
+        Some(other) => Err(message(format!(
+            "Parameter 'on-full' does not accept value '{other}'"
+        ))),
     }
 }
 
@@ -537,7 +553,8 @@ async fn serve(
     joined: Option<u64>,
     around: Surroundings<'_>,
 ) -> Result<(Served, Vec<BitmapUse>), Failure> {
-    let device = match wanted.writethrough {
+    // What waits for room is made durable apart from being written.
+    let device = match wanted.writethrough && wanted.when_full == WhenFull::Fail {
         true => WriteThrough::new(device),
         false => device,
     };
@@ -547,7 +564,8 @@ async fn serve(
             let server = server.ok_or_else(|| message("NBD server not running"))?;
             let access = (wanted.writable, nodes);
             let counts = Accounting::among(around.neighbours);
-            let export = nbd.serve(device, &wanted.node, access, server, counts);
+            let what = (device, wanted.when_full);
+            let export = nbd.serve(what, &wanted.node, access, server, counts);
             let (export, bitmaps) = export.await?;
             Ok((Served::Nbd(export), bitmaps))
         }
@@ -556,13 +574,15 @@ async fn serve(
                 Some(joined) => ResizeInTurn::new(device, nodes, &wanted.id, joined),
                 None => device,
             };
-            let export = fuse.serve(device, wanted.writable, around.neighbours);
+            let what = (device, wanted.when_full);
+            let export = fuse.serve(what, wanted.writable, around.neighbours);
             Ok((Served::Fuse(export.await?), Vec::new()))
         }
         Wanted::VhostUserBlk(disk) => {
             let mut disk = disk;
             disk.options.read_only = !wanted.writable;
             disk.options.write_through = wanted.writethrough;
+            disk.options.when_full = wanted.when_full;
             disk.options.fair_depth = around.neighbours.clone();
             let export = disk.serve(device, &wanted.id, around.environment);
             Ok((Served::VhostUserBlk(export?), Vec::new()))

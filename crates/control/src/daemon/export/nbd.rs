@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use vellum::BlockDevice;
 use vellum::qcow2::BitmapView;
+use vellum_export::WhenFull;
 use vellum_export::accounting::Accounting;
 use vellum_export::nbd::Export;
 use vellum_nbd::proto::MAX_STRING_BYTES;
@@ -71,7 +72,7 @@ impl Wanted {
     /// Adds the export of a device, which stands for a node, to those of the server.
     pub(super) async fn serve(
         self,
-        device: Arc<dyn BlockDevice>,
+        (device, when_full): (Arc<dyn BlockDevice>, WhenFull),
         node: &str,
         (writable, nodes): (bool, &Nodes),
         server: &Server,
@@ -80,6 +81,7 @@ impl Wanted {
         let mut export = Export::new(self.name, device);
         export.accounting = Arc::new(accounting);
         export.description = self.description;
+        export.when_full = when_full;
         export.read_only = !writable;
         export.allocation_depth = self.allocation_depth;
         let mut shown = Vec::with_capacity(self.bitmaps.len());

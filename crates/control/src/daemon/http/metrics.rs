@@ -140,6 +140,19 @@ fn write_exports(text: &mut Exposition, picture: &Picture) {
         let labels = [("export", &*export.id), ("node", &export.node)];
         in_flight.sample(&labels, export.accounting.in_flight());
     }
+    let help = "Requests of clients that wait until the disk has room.";
+    let name = "vellum_export_requests_waiting_for_space";
+    let mut waiting = text.family(name, Kind::Gauge, help);
+    for export in exports {
+        let labels = [("export", &*export.id), ("node", &export.node)];
+        waiting.sample(&labels, export.accounting.waiting_for_room());
+    }
+    let help = "Requests of clients that have waited until the disk had room, or still do.";
+    let mut waits = text.family("vellum_export_space_waits_total", Kind::Counter, help);
+    for export in exports {
+        let labels = [("export", &*export.id), ("node", &export.node)];
+        waits.sample(&labels, export.accounting.room_waits());
+    }
 }
 
 /// How long requests took. Of what nobody has asked for nothing is told: with a thousand disks that

@@ -7,7 +7,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use vellum_io::{Error, ErrorKind, Io, spawn};
+use vellum_io::{Error, Io, spawn};
 use vellum_storage::mutants::{self, Mutant};
 use vellum_storage::{Storage, delegate};
 
@@ -52,7 +52,7 @@ impl Storage for Barriers {
         }
         let flushed = self.file.flush();
         Io::task(spawn(async move {
-            let flushed = flushed.await;
+            let flushed = flushed.await.map_err(Error::of_failed_sync);
             if let Err(error) = &flushed
                 && !is_forgotten(error)
             {
@@ -68,8 +68,11 @@ impl Storage for Barriers {
 
 /// Whether a failure is forgotten: never, but in tests of what that leads to.
 pub(crate) fn is_forgotten(error: &Error) -> bool {
-    mutants::is(Mutant::ForgetFullBarriers) && error.kind() == ErrorKind::NoSpace
+    mutants::is(Mutant::ForgetFullBarriers) && FULL_ERRNOS.contains(&error.errno())
 }
+
+/// What a full disk, and a full quota, answer.
+const FULL_ERRNOS: [i32; 2] = [28, 122];
 
 #[cfg(test)]
 mod tests {

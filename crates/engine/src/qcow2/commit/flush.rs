@@ -48,6 +48,11 @@ enum Failure {
 }
 
 impl Failure {
+    /// That of a barrier: nobody may take it for one that can be tried again.
+    fn of_sync(error: Error) -> Failure {
+        Failure::Barrier(error.of_failed_sync())
+    }
+
     fn error(&self) -> &Error {
         match self {
             Failure::Write(error) | Failure::Barrier(error) => error,
@@ -107,7 +112,7 @@ impl Image {
             true => self.data.flush().await,
             false => self.file.flush().await,
         };
-        match synced.map_err(Failure::Barrier) {
+        match synced.map_err(Failure::of_sync) {
             Ok(()) => Ok(()),
             Err(failure) => {
                 self.metadata_write_failed(&failure).await;
@@ -244,9 +249,9 @@ impl Image {
         let mark = self.allocator.begin_commit();
         self.write_refcounts().await.map_err(Failure::Write)?;
         if self.has_external_data() {
-            self.data.flush().await.map_err(Failure::Barrier)?;
+            self.data.flush().await.map_err(Failure::of_sync)?;
         }
-        self.file.flush().await.map_err(Failure::Barrier)?;
+        self.file.flush().await.map_err(Failure::of_sync)?;
         self.allocator.barrier_passed(mark);
         Ok(())
     }
@@ -288,7 +293,7 @@ impl Image {
         let tables = copies.slices.into_iter().chain(sectors).collect();
         let written = write_tables(&self.file, tables).await;
         written.map_err(Failure::Write)?;
-        self.file.flush().await.map_err(Failure::Barrier)
+        self.file.flush().await.map_err(Failure::of_sync)
     }
 
     /// After a failed write of required metadata nothing more is written: memory

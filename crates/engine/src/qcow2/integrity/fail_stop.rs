@@ -63,7 +63,9 @@ impl FailStop {
             ErrorKind::Corrupt => ENOMEDIUM,
             _ => reason.errno(),
         };
+        // Room helps no more.
         Err(reason
+            .of_failed_sync()
             .context(
                 "write",
                 "the image accepts no more writes since required metadata could not be written; \
