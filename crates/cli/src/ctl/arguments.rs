@@ -32,6 +32,8 @@ enum Opt {
     Count,
     Force,
     Shrink,
+    MaxLayers,
+    MaxOverlayBytes,
 }
 
 const OPTIONS: &[OptionSpec<Opt>] = &[
@@ -48,6 +50,8 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::new(Opt::Count, 'n', "count", Takes::Value),
     OptionSpec::long(Opt::Force, "force", Takes::Nothing),
     OptionSpec::long(Opt::Shrink, "shrink", Takes::Nothing),
+    OptionSpec::long(Opt::MaxLayers, "max-layers", Takes::Value),
+    OptionSpec::long(Opt::MaxOverlayBytes, "max-overlay-bytes", Takes::Value),
 ];
 
 /// The options, as completions and manuals show them.
@@ -62,12 +66,14 @@ pub const HELP: &str = "\
   --output FORMAT           human or json: what the daemon has answered, for programs
   -f, --format FMT          the format of the new file (snapshot, mirror, backup)
   --sync full|top|none      what is copied (mirror, backup; full)
-  --speed SIZE              most bytes a second (mirror, backup, commit, stream, compact)
-  --job-id ID               the job's name (the same)
+  --speed SIZE              most bytes a second (mirror, backup, commit, stream, compact, chain)
+  --job-id ID               the job's name (mirror, backup, commit, stream, compact)
   --node-name NAME          the name of the new overlay (snapshot; that of its file)
   -i, --interval SECONDS    how often top looks (2)
   -n, --count NUMBER        how often top looks in all
   --force                   end an export that is in use (unexport)
+  --max-layers N            so many images at most, with the lowest (chain)
+  --max-overlay-bytes SIZE  so much at most in overlays of the disk's image (chain)
   --shrink                  give up what is behind a smaller size (resize)
 ";
 
@@ -109,6 +115,21 @@ pub const COMMANDS: &[(&str, &str, &str)] = &[
         "compact",
         "DISK",
         "make a disk's file as short as what is allocated in it",
+    ),
+    (
+        "space",
+        "[DISK]",
+        "where the space of a disk goes, or what all of them take",
+    ),
+    (
+        "chain",
+        "DISK",
+        "keep a disk's chain within --max-layers or --max-overlay-bytes; neither: as it is",
+    ),
+    (
+        "chains",
+        "",
+        "what chains may be, and how it stands with them",
     ),
     ("jobs", "", "the jobs"),
     (
@@ -165,6 +186,8 @@ struct Extra {
     node_name: Option<String>,
     force: bool,
     shrink: bool,
+    max_layers: Option<u64>,
+    max_overlay_bytes: Option<u64>,
 }
 
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(2);
@@ -214,6 +237,14 @@ impl Arguments {
             }
             Opt::Force => extra.force = true,
             Opt::Shrink => extra.shrink = true,
+            Opt::MaxLayers => {
+                let count = value.parse().ok().filter(|count| *count > 0);
+                let why = || format!("--max-layers is a number above 0, not '{value}'");
+                extra.max_layers = Some(count.ok_or_else(why)?);
+            }
+            Opt::MaxOverlayBytes => {
+                extra.max_overlay_bytes = Some(bytes("--max-overlay-bytes", &value)?);
+            }
         }
         Ok(())
     }
@@ -246,6 +277,22 @@ fn action(words: &[&str], extra: Extra) -> Result<Action, String> {
     let action = match words {
         ["list"] => Action::get("/v1/disks", Show::Disks),
         ["show", disk] => Action::get(format!("/v1/disks/{}", escaped(disk)), Show::Disk),
+        ["space"] => Action::get("/v1/disks", Show::SpaceOfAll),
+        ["space", disk] => Action::get(format!("/v1/disks/{}/space", escaped(disk)), Show::Space),
+        ["chains"] => Action::get("/v1/chains", Show::Chains),
+        ["chain", disk] => {
+            let mut body = json!({});
+            for (key, value) in [
+                ("max-layers", extra.max_layers),
+                ("max-overlay-bytes", extra.max_overlay_bytes),
+                ("speed", extra.speed),
+            ] {
+                if let Some(value) = value {
+                    body[key] = json!(value);
+                }
+            }
+            Action::change(disk, "chain", body)
+        }
         ["jobs"] => Action::get("/v1/stats", Show::Jobs),
         ["exports"] => Action::get("/v1/exports", Show::Exports),
         ["nodes"] => Action::get("/v1/nodes", Show::Nodes),

@@ -55,6 +55,9 @@ pub enum Show {
     Nodes,
     Stats,
     Host,
+    Space,
+    SpaceOfAll,
+    Chains,
     /// Nothing: it is done.
     Done,
     /// As it came.

@@ -6,6 +6,7 @@ use super::Show;
 use super::tables::{Column, bytes, duration, items, lines, number, percent, text};
 use crate::output::Output;
 use crate::report;
+use crate::size::human;
 use crate::style::Style;
 use crate::terminal::harmless;
 
@@ -22,6 +23,9 @@ pub fn print(value: &Value, show: Show, output: Output) {
         Show::Nodes => print_lines(&nodes(value)),
         Show::Stats => print_lines(&stats(&value["disks"])),
         Show::Host => print_host(value),
+        Show::Space => print_lines(&space(value)),
+        Show::SpaceOfAll => print_lines(&space_of_all(value)),
+        Show::Chains => print_lines(&chains(value)),
         Show::Done | Show::Json => {}
     }
 }
@@ -45,7 +49,7 @@ fn names(value: &Value, key: &str) -> String {
 }
 
 fn disks(value: &Value) -> Vec<String> {
-    let columns: [Column; 8] = [
+    let columns: [Column<'_>; 8] = [
         ("disk", false),
         ("driver", false),
         ("size", true),
@@ -122,7 +126,7 @@ fn section(style: Style, title: &str, lines: &[String]) {
 
 /// What was asked of a disk, an operation a line.
 fn requests(stats: &Value) -> Vec<String> {
-    let columns: [Column; 5] = [
+    let columns: [Column<'_>; 5] = [
         ("operation", false),
         ("requests", true),
         ("bytes", true),
@@ -151,7 +155,7 @@ fn mean(time_ns: u64, requests: u64) -> String {
 
 /// Jobs as `/v1/stats` tells of them.
 pub fn jobs(value: &Value) -> Vec<String> {
-    let columns: [Column; 6] = [
+    let columns: [Column<'_>; 6] = [
         ("job", false),
         ("type", false),
         ("status", false),
@@ -173,7 +177,7 @@ pub fn jobs(value: &Value) -> Vec<String> {
 }
 
 fn exports(value: &Value) -> Vec<String> {
-    let columns: [Column; 4] = [
+    let columns: [Column<'_>; 4] = [
         ("export", false),
         ("type", false),
         ("node", false),
@@ -192,7 +196,7 @@ fn exports(value: &Value) -> Vec<String> {
 }
 
 fn nodes(value: &Value) -> Vec<String> {
-    let columns: [Column; 5] = [
+    let columns: [Column<'_>; 5] = [
         ("node", false),
         ("driver", false),
         ("", false),
@@ -213,7 +217,7 @@ fn nodes(value: &Value) -> Vec<String> {
 }
 
 fn stats(value: &Value) -> Vec<String> {
-    let columns: [Column; 9] = [
+    let columns: [Column<'_>; 9] = [
         ("disk", false),
         ("reads", true),
         ("read", true),
@@ -239,6 +243,88 @@ fn stats(value: &Value) -> Vec<String> {
             time("write"),
             text(disk, "failed-requests"),
             text(disk, "in-flight"),
+        ]
+    });
+    lines(&columns, rows)
+}
+
+/// Where the space of a disk goes, a line each.
+fn space(value: &Value) -> Vec<String> {
+    let complete = value["complete"].as_bool() == Some(true);
+    let seen = match complete {
+        true => String::new(),
+        false => format!(" (of the first {})", bytes(value, "walked-bytes")),
+    };
+    let rows = [
+        ("size of the disk", "size-bytes"),
+        ("data of its own image", "own-bytes"),
+        ("data that images below supply", "base-bytes"),
+        ("zeroes", "zero-bytes"),
+        ("length of the file", "file-bytes"),
+        ("what the file takes", "allocated-bytes"),
+        ("metadata", "metadata-bytes"),
+        ("held by snapshots alone", "snapshot-bytes"),
+        ("made ahead, or leaked", "leaked-bytes"),
+        ("given back since it was opened", "discarded-bytes"),
+    ];
+    let rows = rows.into_iter().filter(|(_, key)| !value[*key].is_null());
+    let rows = rows.map(|(what, key)| {
+        let note = match key {
+            "own-bytes" | "base-bytes" | "zero-bytes" => &*seen,
+            _ => "",
+        };
+        vec![format!("{what}{note}"), bytes(value, key)]
+    });
+    let name = text(value, "node-name");
+    let columns: [Column<'_>; 2] = [(&name, false), ("bytes", true)];
+    lines(&columns, rows)
+}
+
+fn space_of_all(value: &Value) -> Vec<String> {
+    let columns: [Column<'_>; 6] = [
+        ("disk", false),
+        ("size", true),
+        ("file", true),
+        ("allocated", true),
+        ("layers", true),
+        ("allocated by all", true),
+    ];
+    let rows = items(value).map(|disk| {
+        let top = &disk["layers"][0];
+        let all = items(&disk["layers"]).map(|layer| number(layer, "allocated-bytes"));
+        vec![
+            text(disk, "node-name"),
+            bytes(disk, "size-bytes"),
+            bytes(top, "file-bytes"),
+            bytes(top, "allocated-bytes"),
+            items(&disk["layers"]).count().to_string(),
+            human(all.sum()),
+        ]
+    });
+    lines(&columns, rows)
+}
+
+fn chains(value: &Value) -> Vec<String> {
+    let columns: [Column<'_>; 8] = [
+        ("disk", false),
+        ("layers", true),
+        ("at most", true),
+        ("overlays", true),
+        ("at most", true),
+        ("speed", true),
+        ("job", false),
+        ("", false),
+    ];
+    let rows = items(value).map(|chain| {
+        vec![
+            text(chain, "node-name"),
+            text(chain, "layers"),
+            text(chain, "max-layers"),
+            bytes(chain, "overlay-bytes"),
+            bytes(chain, "max-overlay-bytes"),
+            bytes(chain, "speed"),
+            text(chain, "job"),
+            text(chain, "error"),
         ]
     });
     lines(&columns, rows)

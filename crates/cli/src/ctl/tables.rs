@@ -7,10 +7,10 @@ use crate::size::human;
 use crate::terminal::harmless;
 
 /// A column: its heading, and whether it holds numbers.
-pub type Column = (&'static str, bool);
+pub type Column<'a> = (&'a str, bool);
 
 /// Lines of a table with a heading.
-pub fn lines(columns: &[Column], rows: impl IntoIterator<Item = Vec<String>>) -> Vec<String> {
+pub fn lines(columns: &[Column<'_>], rows: impl IntoIterator<Item = Vec<String>>) -> Vec<String> {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     table.set_header(columns.iter().map(|(heading, _)| *heading));

@@ -120,7 +120,7 @@ fn rates(before: &Value, now: &Value) -> Vec<Rate> {
 }
 
 fn print(rates: &[Rate], now: &Value) {
-    let columns: [Column; 9] = [
+    let columns: [Column<'_>; 9] = [
         ("disk", false),
         ("reads/s", true),
         ("read/s", true),

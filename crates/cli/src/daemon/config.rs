@@ -90,6 +90,9 @@ impl ConfigFile {
     /// If part of it could not be made, unless the file says that the others are served then.
     pub(super) async fn start(&self, program: &Program) -> Result<(), Failure> {
         self.add_monitors(program, &self.first).await?;
+        program
+            .daemon
+            .watch_space(&self.first.space_warning_percent);
         let disks = self.first.parts.without(PartKind::Export);
         self.bring(program, &disks, &BTreeMap::new()).await?;
         // Tokens and credentials are objects, which are there by now.
@@ -220,6 +223,7 @@ impl ConfigFile {
                 "{path}: the monitor at {gone} ends with the daemon, not before"
             ));
         }
+        program.daemon.watch_space(&config.space_warning_percent);
         let none = BTreeMap::new();
         let mut in_force = self.in_force.lock().await;
         let applied = in_force

@@ -74,6 +74,8 @@ pub(super) async fn bring_all(program: &Rc<Program>) -> Result<(), Failure> {
     };
     let restored = daemon.restore_exports(&state.saved, wanted).await;
     restored.map_err(of_file(state))?;
+    let restored = daemon.restore_chains(&state.saved, wanted).await;
+    restored.map_err(of_file(state))?;
     for failure in daemon.restore_jobs(&state.saved).await {
         report::error(format!("{}: {failure}", state.path.display()));
     }

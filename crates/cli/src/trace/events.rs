@@ -107,6 +107,10 @@ pub(super) const NAMES: &[(&str, &str)] = &[
     ("qcow2_writev_start_req", "an image is written to"),
     ("qmp_event", "monitors' clients are told of something"),
     (
+        "space_warning",
+        "a file system with images on it is as full as a threshold, or no more",
+    ),
+    (
         "vhost_user_client_connected",
         "a guest of a vhost-user-blk export",
     ),

@@ -33,7 +33,7 @@ pub enum LogFormat {
 static FORMAT: OnceLock<LogFormat> = OnceLock::new();
 
 /// The events that are written, and how bad they are.
-const LOGGED: [(&str, Level); 20] = [
+const LOGGED: [(&str, Level); 21] = [
     ("bdrv_open_common", Level::Info),
     ("block_export_added", Level::Info),
     ("block_export_removed", Level::Info),
@@ -52,6 +52,7 @@ const LOGGED: [(&str, Level); 20] = [
     ("node_exchanged", Level::Info),
     ("node_reopen_failed", Level::Error),
     ("qcow2_changes_stopped", Level::Error),
+    ("space_warning", Level::Warning),
     ("vhost_user_client_connected", Level::Info),
     ("vhost_user_client_disconnected", Level::Info),
 ];

@@ -6,6 +6,7 @@ mod config;
 mod guest;
 mod log;
 mod place;
+mod space;
 mod state;
 mod systemd;
 mod upgrade;

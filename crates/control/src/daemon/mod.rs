@@ -9,6 +9,7 @@
 //!   changes it holds [`Daemon::parts`].
 //! - The end comes in one order: exports, the server, jobs, nodes.
 
+mod chains;
 mod chardev;
 mod commands;
 pub mod config;
@@ -23,6 +24,7 @@ mod notices;
 mod objects;
 mod schema;
 mod server;
+mod space;
 mod state;
 
 use std::cell::RefCell;
@@ -114,16 +116,16 @@ pub struct Daemon {
     /// What a state file is written from.
     state: state::Recorder,
     /// What is counted of its exports, for the same.
-    #[cfg_attr(
-        not(feature = "http"),
-        allow(dead_code, reason = "only HTTP looks at it")
-    )]
     counted: export::CountedExports,
     #[cfg_attr(
         not(feature = "http"),
         allow(dead_code, reason = "only HTTP looks at it")
     )]
     begun: Instant,
+    /// What chains may be.
+    chains: chains::ChainPolicies,
+    /// Warns of file systems that fill.
+    space: space::SpaceWatch,
     /// Where HTTP is to be served, once that begins.
     doors: RefCell<Vec<http::Bound>>,
 }
@@ -143,6 +145,8 @@ impl Daemon {
         Rc::new(Daemon {
             counted: exports.counted(),
             begun: Instant::now(),
+            chains: chains::ChainPolicies::default(),
+            space: space::SpaceWatch::default(),
             doors: RefCell::default(),
             nodes: nodes.clone(),
             parts: Mutex::new(DaemonState {

@@ -75,6 +75,18 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl Nodes {
+    /// The paths of the host's files that nodes are; none of them is asked anything.
+    pub(crate) fn file_paths(&self) -> Vec<String> {
+        let named = self.lock();
+        let path = |node: &super::Node| match &node.opened.kind {
+            NodeKind::Storage(storage) if node.opened.driver == "file" => {
+                Some(storage.name().to_owned())
+            }
+            _ => None,
+        };
+        named.nodes.values().filter_map(path).collect()
+    }
+
     /// Nodes, as far as they are wanted.
     pub(crate) fn inventory(&self, wanted: Wanted<'_>) -> Vec<NodeState> {
         let mut states = Vec::new();

@@ -34,7 +34,7 @@ use vellum_jobs::job::Verb;
 
 use super::Daemon;
 use super::jobs::{compact, scrub};
-use super::schema;
+use super::{chains, schema, space};
 use bitmaps::Kind;
 use jobs::JobKey;
 pub(super) use objects::object_type;
@@ -208,7 +208,14 @@ const COMMANDS: &[(&str, Command)] = &[
     }),
     ("x-vellum-flush", |d, a| Box::pin(nodes::flush(d, a))),
     (compact::NAME, |d, a| Box::pin(jobs::compact(d, a))),
+    ("x-vellum-query-chain-policies", |d, a| {
+        Box::pin(chains::query(d, a))
+    }),
+    ("x-vellum-query-space", |d, a| Box::pin(space::query(d, a))),
     (scrub::NAME, |d, a| Box::pin(jobs::scrub(d, a))),
+    ("x-vellum-set-chain-policy", |d, a| {
+        Box::pin(chains::set(d, a))
+    }),
 ];
 
 /// Commands whose arguments may be secrets: no trace shows these.

@@ -95,6 +95,7 @@ impl InForce {
             PartKind::Secret | PartKind::Throttle => object_type(&state, &key.name).is_some(),
             PartKind::Server => state.server.is_some(),
             PartKind::Disk => state.nodes.contains(&key.name),
+            PartKind::Chain => daemon.chains.contains(&key.name),
             PartKind::Export => exports.iter().any(|one| one.id == key.name),
         };
         let keys = self.parts.keys().cloned();

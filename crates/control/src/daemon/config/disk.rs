@@ -13,7 +13,7 @@ use super::section::{Entry, Section, meant};
 use crate::daemon::schema::check::{
     BLOCKDEV, EXPORT, Notation, check_blockdev, check_export, member_names,
 };
-use crate::{driver_names, error_text, filename, is_protocol};
+use crate::{driver_names, error_text, filename, is_protocol, size};
 
 /// What the node of an image is called whose disk has limits.
 const IMAGE_SUFFIX: &str = "-image";
@@ -51,6 +51,10 @@ pub(super) fn parts(
     let exports = disk.tables("export")?;
     let limits = disk.text("throttle")?;
     let on_full = disk.word("on-full", &[("wait", "wait"), ("fail", "fail")])?;
+    let chain = match disk.table("chain", "chain")? {
+        Some(chain) => Some(chain_part(chain, &name)?),
+        None => None,
+    };
     let common = Common::take(&mut disk)?;
     let (image, image_place) = take_image(&mut disk, &name, &common)?;
     disk.finish(&[])?;
@@ -73,6 +77,7 @@ pub(super) fn parts(
         needs,
         place,
     }];
+    parts.extend(chain);
     for export in exports {
         parts.push(export_part(export, &name, on_full)?);
     }
@@ -302,6 +307,44 @@ fn references(value: &Value, names: &BTreeMap<String, String>, found: &mut BTree
         }
         _ => {}
     }
+}
+
+/// `chain = {...}`: what the backing chain of a disk may be.
+fn chain_part(mut chain: Section<'_>, disk: &str) -> Result<Part, Mistake> {
+    let source = chain.source;
+    let mut arguments = Map::new();
+    arguments.insert("node-name".to_owned(), json!(disk));
+    for key in ["max-layers", "max-overlay-bytes", "speed"] {
+        let Some(entry) = chain.take(key) else {
+            continue;
+        };
+        let number = match chain.json(&entry)? {
+            Value::String(text) if key != "max-layers" => size::parse(&text).ok(),
+            value => value.as_u64().filter(|number| *number > 0),
+        };
+        let Some(number) = number.filter(|number| i64::try_from(*number).is_ok()) else {
+            let text = match key {
+                "max-layers" => "'max-layers' is a number from 1 on: the disk's own image counts",
+                _ => "it is a number of bytes above 0, or a text like \"10G\"",
+            };
+            return Err(source.wrong(&entry.value.span(), text));
+        };
+        arguments.insert(key.to_owned(), json!(number));
+    }
+    if !["max-layers", "max-overlay-bytes"]
+        .iter()
+        .any(|key| arguments.contains_key(*key))
+    {
+        return Err(chain.wrong("a chain is bounded by 'max-layers', or 'max-overlay-bytes'"));
+    }
+    let place = chain.place;
+    chain.finish(&[])?;
+    Ok(Part {
+        key: PartKey::new(PartKind::Chain, disk),
+        arguments,
+        needs: BTreeSet::from([PartKey::new(PartKind::Disk, disk)]),
+        place,
+    })
 }
 
 /// `[[disk.export]]`.

@@ -18,6 +18,8 @@ pub enum PartKind {
     Server,
     /// A disk: the node of its name.
     Disk,
+    /// What the backing chain of a disk may be.
+    Chain,
     /// An export of a disk.
     Export,
 }
@@ -54,6 +56,7 @@ impl fmt::Display for PartKey {
             PartKind::Throttle => write!(f, "throttle group '{name}'"),
             PartKind::Server => write!(f, "the NBD server"),
             PartKind::Disk => write!(f, "disk '{name}'"),
+            PartKind::Chain => write!(f, "the chain of disk '{name}'"),
             PartKind::Export => write!(f, "export '{name}'"),
         }
     }
@@ -111,6 +114,7 @@ impl Part {
             PartKind::Secret | PartKind::Throttle => "object-add",
             PartKind::Server => "nbd-server-start",
             PartKind::Disk => "blockdev-add",
+            PartKind::Chain => "x-vellum-set-chain-policy",
             PartKind::Export => "block-export-add",
         };
         ConfigRequest {
@@ -128,6 +132,9 @@ impl Part {
             }
             PartKind::Server => ConfigRequest::new("nbd-server-stop", json!({})),
             PartKind::Disk => ConfigRequest::new("blockdev-del", json!({"node-name": name})),
+            PartKind::Chain => {
+                ConfigRequest::new("x-vellum-set-chain-policy", json!({"node-name": name}))
+            }
             PartKind::Export => {
                 ConfigRequest::new("block-export-del", json!({"id": name, "mode": "hard"}))
             }

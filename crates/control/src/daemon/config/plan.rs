@@ -121,7 +121,7 @@ fn can_change(was: &Part, part: &Part) -> bool {
     match part.key.kind {
         PartKind::Throttle => true,
         PartKind::Disk => can_reopen(&was.arguments, &part.arguments),
-        PartKind::Secret | PartKind::Server | PartKind::Export => false,
+        PartKind::Secret | PartKind::Server | PartKind::Chain | PartKind::Export => false,
     }
 }
 
@@ -214,11 +214,13 @@ impl Planner<'_> {
         making(&[PartKind::Secret, PartKind::Throttle], &mut steps);
         changing(PartKind::Throttle, &mut steps);
         removing(&[PartKind::Export], &mut steps);
+        removing(&[PartKind::Chain], &mut steps);
         removing(&[PartKind::Disk], &mut steps);
         removing(&[PartKind::Server], &mut steps);
         making(&[PartKind::Server], &mut steps);
         changing(PartKind::Disk, &mut steps);
         making(&[PartKind::Disk], &mut steps);
+        making(&[PartKind::Chain], &mut steps);
         making(&[PartKind::Export], &mut steps);
         let last = old
             .iter()

@@ -55,6 +55,8 @@ pub struct Config {
     pub metrics: Vec<Listener>,
     /// What becomes of the start where a part cannot be made.
     pub on_error: OnError,
+    /// How full file systems may be before there is a warning, in percent.
+    pub space_warning_percent: Vec<u32>,
 }
 
 impl Config {
@@ -182,6 +184,14 @@ impl Config {
                 }
             };
             self.metrics.push(Listener { address, place });
+        }
+        for (text, place) in daemon.texts("space-warning")? {
+            let number = text.trim_end_matches('%').parse().ok();
+            let Some(percent) = number.filter(|percent| (1..=100).contains(percent)) else {
+                let text = format!("'{text}' is no percentage from 1% to 100%");
+                return Err(source.mistake(place, text));
+            };
+            self.space_warning_percent.push(percent);
         }
         let words = [("stop", OnError::Stop), ("report", OnError::Report)];
         self.on_error = daemon.word("on-error", &words)?.unwrap_or_default();

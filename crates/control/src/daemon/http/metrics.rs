@@ -356,4 +356,9 @@ fn write_file_systems(text: &mut Exposition, picture: &Picture) {
     for system in &systems {
         available.sample(&[("folder", &system.folder)], system.available_bytes);
     }
+    let help = "The highest of the warning's percents that a file system has reached; 0: none.";
+    let mut reached = text.family("vellum_filesystem_warning_percent", Kind::Gauge, help);
+    for warning in &picture.moment.warnings {
+        reached.sample(&[("folder", &warning.folder)], warning.threshold_percent);
+    }
 }

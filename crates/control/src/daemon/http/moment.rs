@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::daemon::Daemon;
 use crate::daemon::export::CountedExport;
 use crate::daemon::jobs::JobState;
+use crate::daemon::space::Warning;
 
 /// The daemon at one moment.
 #[derive(Debug)]
@@ -14,6 +15,8 @@ pub(super) struct Moment {
     pub(super) exports: Vec<CountedExport>,
     /// The oldest first.
     pub(super) jobs: Vec<JobState>,
+    /// File systems that are watched.
+    pub(super) warnings: Vec<Warning>,
 }
 
 impl Moment {
@@ -24,6 +27,7 @@ impl Moment {
             uptime: daemon.begun.elapsed(),
             exports: daemon.counted.list(&daemon.nodes),
             jobs: jobs.iter().rev().map(|job| job.state()).collect(),
+            warnings: daemon.space.warnings(),
         }
     }
 }

@@ -151,6 +151,16 @@ pub const ROUTES: &[Route] = &[
     ),
     get("/v1/disks/{node}", Serves::View(View::Disk), "A disk"),
     get(
+        "/v1/disks/{node}/space",
+        Serves::Command("x-vellum-query-space", &[NODE]),
+        "Where the space of a disk goes",
+    ),
+    get(
+        "/v1/chains",
+        Serves::Command("x-vellum-query-chain-policies", &[]),
+        "What backing chains of disks may be, and how it stands with them",
+    ),
+    get(
         "/v1/exports",
         Serves::Command("query-block-exports", &[]),
         "All exports",
@@ -212,6 +222,12 @@ pub const ROUTES: &[Route] = &[
         "x-vellum-compact",
         &[DEVICE, ("job-id", Source::Text("compact-{node}"))],
         "Make the file of a disk as short as what is allocated in it",
+    ),
+    post(
+        "/v1/disks/{node}/chain",
+        "x-vellum-set-chain-policy",
+        &[NODE],
+        "Say what the backing chain of a disk may be; nothing: whatever it is",
     ),
     post(
         "/v1/disks/{node}/flush",

@@ -175,6 +175,9 @@ pub(super) fn host(picture: &Picture) -> Value {
             "available-bytes": system.available_bytes,
         })
     });
+    // Each file once, whatever stands on it.
+    let files = picture.nodes.values().filter(|node| node.path.is_some());
+    let discarded = files.clone().filter_map(|node| node.watch.as_ref());
     let qemu = &qmp::version("")["qemu"];
     json!({
         "name": "vellum",
@@ -186,6 +189,9 @@ pub(super) fn host(picture: &Picture) -> Value {
         "exports": picture.moment.exports.len(),
         "jobs": picture.moment.jobs.len(),
         "nodes": picture.nodes.len(),
+        "file-bytes": files.clone().map(|node| node.size_bytes).sum::<u64>(),
+        "allocated-bytes": files.filter_map(|node| node.allocated_bytes).sum::<u64>(),
+        "discarded-bytes": discarded.map(|watch| watch.discarded().1).sum::<u64>(),
         "file-systems": file_systems.collect::<Vec<_>>(),
     })
 }

@@ -212,6 +212,11 @@ impl Job {
         self.events.emit("JOB_STATUS_CHANGE", data);
     }
 
+    /// Why it has failed, once it is over.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.error.borrow().clone()
+    }
+
     /// Whether it has the events of block jobs, and is listed among them.
     pub(super) fn is_block_job(&self) -> bool {
         !matches!(self.settings.kind, create::KIND | amend::KIND)

@@ -263,7 +263,9 @@ impl Daemon {
             // What ends is to come back.
             return Ok(());
         }
-        keeper.write(self.state.describe(&parts)).await
+        let mut content = self.state.describe(&parts);
+        content["chains"] = self.chains.describe();
+        keeper.write(content).await
     }
 
     /// Has the state file say what a command has done, before that is answered.

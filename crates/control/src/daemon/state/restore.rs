@@ -25,6 +25,8 @@ pub struct SavedState {
     nodes: Vec<Map<String, Value>>,
     exports: Vec<SavedExport>,
     jobs: Vec<SavedJob>,
+    /// What chains may be.
+    chains: Vec<Map<String, Value>>,
     /// The parts that a configuration had made, and the nodes that they were to have.
     config: Map<String, Value>,
     /// Keeps other daemons away from the file.
@@ -181,6 +183,7 @@ impl SavedState {
                 arguments,
             });
         }
+        let chains = objects_of(&mut content, "chains")?;
         let config = members(content["config"].take());
         Ok(SavedState {
             objects,
@@ -191,6 +194,7 @@ impl SavedState {
             nodes,
             exports,
             jobs,
+            chains,
             config,
             _lock: None,
         })
@@ -346,6 +350,32 @@ impl Daemon {
             let added = state.add_export(options).await;
             added.map_err(|Failure(why)| {
                 message(format!("cannot bring the export '{id}' back: {why}"))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Brings the policies of chains back that `wanted` does not say.
+    ///
+    /// # Errors
+    /// For the first whose disk is gone; says which.
+    pub async fn restore_chains(
+        self: &Rc<Self>,
+        saved: &SavedState,
+        wanted: &Parts,
+    ) -> Result<(), Failure> {
+        for policy in &saved.chains {
+            let name = text(policy, "node-name").map_err(message)?;
+            if self.chains.contains(&name) || !saved.is_own(PartKind::Chain, &name, wanted) {
+                continue;
+            }
+            let arguments = Arguments::new(policy.clone());
+            let set = carry_out(self, "x-vellum-set-chain-policy", arguments).await;
+            set.map_err(|failure| {
+                let why = failure.text;
+                message(format!(
+                    "cannot bring the chain policy of '{name}' back: {why}"
+                ))
             })?;
         }
         Ok(())
