@@ -60,8 +60,28 @@ struct Leaving {
     top: String,
     /// What they were committed into.
     base: String,
-    /// This daemon has begun the job, for just these: it was not found after a crash.
+    /// This daemon has begun the job, and no other one before it.
     is_ours: bool,
+}
+
+impl Leaving {
+    /// For a state file.
+    fn describe(&self, name: &str) -> Value {
+        json!({"node-name": name, "nodes": self.nodes, "top": self.top, "base": self.base})
+    }
+
+    fn of(saved: &Map<String, Value>) -> Option<Leaving> {
+        let text = |key: &str| Some(saved.get(key)?.as_str()?.to_owned());
+        let nodes = saved.get("nodes")?.as_array()?.iter();
+        Some(Leaving {
+            nodes: nodes
+                .filter_map(|node| Some(node.as_str()?.to_owned()))
+                .collect(),
+            top: text("top")?,
+            base: text("base")?,
+            is_ours: false,
+        })
+    }
 }
 
 /// The policies, by the nodes that they are of.
@@ -101,7 +121,7 @@ enum Act {
 
 impl Chain {
     /// What a commit leaves behind.
-    fn left_by(&self, act: &Act, is_ours: bool) -> Option<Leaving> {
+    fn left_by(&self, act: &Act) -> Option<Leaving> {
         let Act::Commit { top, base } = act else {
             return None;
         };
@@ -110,7 +130,7 @@ impl Chain {
             nodes: names.skip_while(|name| *name != top).cloned().collect(),
             top: self.layers.first()?.name.clone(),
             base: base.clone(),
-            is_ours,
+            is_ours: true,
         })
     }
 
@@ -292,6 +312,35 @@ impl ChainPolicies {
             .collect()
     }
 
+    /// What jobs leave behind, for a state file.
+    pub(super) fn describe_left(&self) -> Value {
+        let kept = self.kept.borrow();
+        let left = kept
+            .iter()
+            .filter_map(|(name, kept)| Some(kept.leaving.as_ref()?.describe(name)));
+        left.collect()
+    }
+
+    /// Takes in what a daemon before this one has noted of a job.
+    pub(super) fn take_left(&self, saved: &Map<String, Value>) {
+        let name = saved.get("node-name").and_then(Value::as_str);
+        if let Some(kept) = self.kept.borrow_mut().get_mut(name.unwrap_or_default()) {
+            kept.leaving = Leaving::of(saved);
+        }
+    }
+
+    fn has_left(&self, name: &str) -> bool {
+        let mut kept = self.kept.borrow_mut();
+        let left = kept.get_mut(name).and_then(|kept| kept.leaving.as_mut());
+        left.map(|left| left.is_ours = false).is_some()
+    }
+
+    fn forget_left(&self, name: &str) {
+        if let Some(kept) = self.kept.borrow_mut().get_mut(name) {
+            kept.leaving = None;
+        }
+    }
+
     /// Whether a disk has one.
     pub(super) fn contains(&self, name: &str) -> bool {
         self.kept.borrow().contains_key(name)
@@ -344,15 +393,19 @@ impl Daemon {
             let id = json!({"id": job_of(name)});
             match job.state().status {
                 // A commit of what users write to waits for a word.
-                "ready" => self.ask(name, "job-complete", id).await,
+                "ready" => drop(self.ask(name, "job-complete", id).await),
                 "concluded" => {
                     let failure = job.failure();
                     self.ask(name, "job-dismiss", id).await;
                     self.end_job(name, failure).await;
                 }
-                _ => self.chains.note_found(name, chain.as_ref()),
+                _ => {}
             }
             return;
+        }
+        if self.chains.has_left(name) {
+            // Its job has ended with the daemon before, or was dismissed by a client.
+            return self.end_job(name, None).await;
         }
         let Some(chain) = chain.filter(|chain| !chain.is_busy) else {
             return;
@@ -361,7 +414,9 @@ impl Daemon {
             return;
         };
         let (command, arguments) = asked;
-        self.ask(name, command, arguments).await;
+        if !self.ask(name, command, arguments).await {
+            self.chains.forget_left(name);
+        }
     }
 
     /// Takes away what a job has left behind, unless it has failed.
@@ -395,31 +450,21 @@ impl Daemon {
         }
     }
 
-    /// Carries out a command for a policy, and notes what comes of it.
-    async fn ask(self: &Rc<Self>, name: &str, command: &'static str, arguments: Value) {
+    /// Carries out a command for a policy, and notes what comes of it; whether it has succeeded.
+    async fn ask(self: &Rc<Self>, name: &str, command: &'static str, arguments: Value) -> bool {
         let Value::Object(arguments) = arguments else {
-            return;
+            return false;
         };
         let outcome = carry_out(self, command, Arguments::new(arguments)).await;
+        let is_done = outcome.is_ok();
         if let Some(kept) = self.chains.kept.borrow_mut().get_mut(name) {
             kept.error = outcome.err().map(|failure| failure.text);
         }
+        is_done
     }
 }
 
 impl ChainPolicies {
-    /// Notes what a job will leave behind that was found after a crash.
-    fn note_found(&self, name: &str, chain: Option<&Chain>) {
-        let mut kept = self.kept.borrow_mut();
-        let Some((kept, chain)) = kept.get_mut(name).zip(chain) else {
-            return;
-        };
-        if kept.leaving.is_none() {
-            let act = chain.act(&kept.policy);
-            kept.leaving = act.and_then(|act| chain.left_by(&act, false));
-        }
-    }
-
     /// The command that is to be carried out for a chain now, if one is.
     fn next(&self, name: &str, chain: &Chain) -> Option<(&'static str, Value)> {
         let mut kept = self.kept.borrow_mut();
@@ -442,7 +487,7 @@ impl ChainPolicies {
         };
         let top = layers.first()?.clone();
         kept.tried = Some((layers, now + pause, pause));
-        kept.leaving = chain.left_by(&act, true);
+        kept.leaving = chain.left_by(&act);
         let (command, mut arguments) = match act {
             Act::Commit { top: from, base } => (
                 "block-commit",
@@ -513,7 +558,7 @@ mod tests {
         let chain = chain("cbadG", 3);
         let left = |top: &str| {
             let act = commit(top, "d").expect("an act");
-            chain.left_by(&act, true).expect("some").nodes
+            chain.left_by(&act).expect("some").nodes
         };
         assert_eq!(
             (left("c"), left("b")),
@@ -522,7 +567,7 @@ mod tests {
                 ["b", "a"].map(str::to_owned).to_vec()
             )
         );
-        assert_eq!(chain.left_by(&Act::Stream { base: None }, true), None);
+        assert_eq!(chain.left_by(&Act::Stream { base: None }), None);
     }
 
     #[test]

@@ -22,6 +22,7 @@ pub(super) fn text(picture: &Picture, budget: Option<&CacheBudget>) -> String {
     let mut text = Exposition::default();
     write_program(&mut text, picture, budget);
     write_exports(&mut text, picture);
+    write_room(&mut text, picture);
     write_latencies(&mut text, picture);
     write_nodes(&mut text, picture);
     write_caches(&mut text, picture);
@@ -140,6 +141,11 @@ fn write_exports(text: &mut Exposition, picture: &Picture) {
         let labels = [("export", &*export.id), ("node", &export.node)];
         in_flight.sample(&labels, export.accounting.in_flight());
     }
+}
+
+/// Requests that a full disk holds up.
+fn write_room(text: &mut Exposition, picture: &Picture) {
+    let exports = &picture.moment.exports;
     let help = "Requests of clients that wait until the disk has room.";
     let name = "vellum_export_requests_waiting_for_space";
     let mut waiting = text.family(name, Kind::Gauge, help);

@@ -265,6 +265,7 @@ impl Daemon {
         }
         let mut content = self.state.describe(&parts);
         content["chains"] = self.chains.describe();
+        content["chains-left"] = self.chains.describe_left();
         keeper.write(content).await
     }
 

@@ -27,6 +27,8 @@ pub struct SavedState {
     jobs: Vec<SavedJob>,
     /// What chains may be.
     chains: Vec<Map<String, Value>>,
+    /// What jobs for these leave behind.
+    chains_left: Vec<Map<String, Value>>,
     /// The parts that a configuration had made, and the nodes that they were to have.
     config: Map<String, Value>,
     /// Keeps other daemons away from the file.
@@ -184,6 +186,7 @@ impl SavedState {
             });
         }
         let chains = objects_of(&mut content, "chains")?;
+        let chains_left = objects_of(&mut content, "chains-left")?;
         let config = members(content["config"].take());
         Ok(SavedState {
             objects,
@@ -195,6 +198,7 @@ impl SavedState {
             exports,
             jobs,
             chains,
+            chains_left,
             config,
             _lock: None,
         })
@@ -378,6 +382,10 @@ impl Daemon {
                 ))
             })?;
         }
+        saved
+            .chains_left
+            .iter()
+            .for_each(|left| self.chains.take_left(left));
         Ok(())
     }
 
