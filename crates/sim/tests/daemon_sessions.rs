@@ -14,6 +14,25 @@ fn play(kind: Kind, seeds: std::ops::Range<u64>, crashes: u64) {
     }
 }
 
+/// No request fails of a guest whose disk is full now and then, and what was flushed outlives all
+/// crashes meanwhile.
+#[test]
+fn on_a_disk_that_is_full_for_a_while_requests_wait() {
+    let settings = Settings {
+        kind: Some(Kind::Sessions),
+        fills: true,
+        ..Settings::default()
+    };
+    let seeds = std::env::var("VELLUM_SEEDS")
+        .ok()
+        .and_then(|count| count.parse().ok());
+    for number in 0..seeds.unwrap_or(60) {
+        if let Err(failure) = seed(number, 20, &settings) {
+            panic!("{number}: {failure}");
+        }
+    }
+}
+
 #[test]
 fn clients_of_sessions_lose_nothing() {
     play(Kind::Sessions, 0..6, 10);

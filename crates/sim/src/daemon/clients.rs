@@ -148,7 +148,7 @@ fn end(
 
 /// Lets errors pass where requests to the disk fail, or the export goes.
 fn refused(setup: &Setup, disk: &GuestDisk, op: Op, error: &Error) -> Result<(), Failure> {
-    if setup.faulty || disk.hung_up_on.get() {
+    if setup.faulty && !setup.fills || disk.hung_up_on.get() {
         setup.note(format!("{op:?} failed: {error}"));
         return Ok(());
     }

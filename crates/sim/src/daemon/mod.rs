@@ -84,6 +84,8 @@ pub struct Settings {
     pub uncached: bool,
     /// The size of clusters.
     pub cluster_bits: Option<u32>,
+    /// The disk is full now and then, and nothing else fails: requests wait, and none fails.
+    pub fills: bool,
 }
 
 /// What happens in a scenario.
@@ -123,6 +125,7 @@ struct DaemonScenario {
     cluster_bits: u32,
     faults: Option<Faults>,
     uncached: bool,
+    fills: bool,
     kind: Kind,
 }
 
@@ -164,8 +167,21 @@ impl DaemonScenario {
             cluster_bits,
             faults,
             uncached: settings.uncached,
+            fills: settings.fills,
             kind,
         };
+        if settings.fills {
+            let faults = Faults {
+                fills_one_in: rng.between(5, 60),
+                ..Faults::new(rng.next_u64())
+            };
+            // A snapshot, say, may fail for want of room, and with it what comes after.
+            return DaemonScenario {
+                commands: 0,
+                faults: Some(faults),
+                ..scenario
+            };
+        }
         match kind {
             Kind::Graph | Kind::Sessions => scenario,
             Kind::Remote => DaemonScenario {
@@ -334,6 +350,7 @@ fn setup_parts(
         disks: disks.collect(),
         faulty: scenario.faults.is_some(),
         uncached: scenario.uncached,
+        fills: scenario.fills,
     })
 }
 

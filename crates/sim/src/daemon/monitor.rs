@@ -373,6 +373,7 @@ pub(super) async fn export(setup: &Setup, disk: &GuestDisk, node: &str) {
         "node-name": node,
         "name": disk.name,
         "writable": true,
+        "on-full": if setup.fills { "wait" } else { "fail" },
     });
     if !setup.demand("block-export-add", arguments).await {
         return;

@@ -161,6 +161,8 @@ pub(super) struct Setup {
     pub(super) disks: Vec<Rc<GuestDisk>>,
     /// Requests may fail.
     pub(super) faulty: bool,
+    /// Requests that find no room wait.
+    pub(super) fills: bool,
     /// No node gathers what is written.
     pub(super) uncached: bool,
     rng: RefCell<Rng>,
@@ -180,6 +182,8 @@ pub(super) struct SetupParts {
     pub(super) exports: Exports,
     pub(super) disks: Vec<Rc<GuestDisk>>,
     pub(super) faulty: bool,
+    /// Requests that find no room wait.
+    pub(super) fills: bool,
     pub(super) uncached: bool,
 }
 
@@ -197,6 +201,7 @@ impl Setup {
             heard,
             disks: cast.disks,
             faulty: cast.faulty,
+            fills: cast.fills,
             uncached: cast.uncached,
             rng: RefCell::new(rng),
             failure: RefCell::default(),
