@@ -175,6 +175,42 @@ fn jobs_begin_anew_and_users_stay_where_they_were_led() {
 }
 
 #[test]
+fn a_quorum_comes_back_with_the_children_that_it_has() {
+    let place = Place::new();
+    let (service, mut client) = start(&place);
+    client.must("blockdev-add", node("b", "b"));
+    client.must("blockdev-add", node("c", "c"));
+    let quorum = json!({
+        "driver": "quorum", "node-name": "q", "vote-threshold": 1, "children": [node("x", "a"), "b"],
+    });
+    client.must("blockdev-add", quorum);
+    client.must("block-export-add", export("q", "q"));
+    let change = |what: Value| {
+        let mut all = json!({"parent": "q"});
+        all["child"] = what["child"].clone();
+        all["node"] = what["node"].clone();
+        all.as_object_mut()
+            .expect("members")
+            .retain(|_, value| !value.is_null());
+        all
+    };
+    client.must("x-blockdev-change", change(json!({"node": "c"})));
+    client.must("x-blockdev-change", change(json!({"child": "children.0"})));
+    place.io("q", &["write -P 5 0 64k", "flush"]);
+    let (service, mut client) = again(&place, service);
+    client.must("x-blockdev-change", change(json!({"child": "children.0"})));
+    client.must("blockdev-del", json!({"node-name": "b"}));
+    place.io("q", &["read -P 5 0 64k"]);
+    service.end();
+    // The children that were left have it, and nobody else.
+    for (file, byte) in [("a", 0), ("b", 5), ("c", 5)] {
+        let read = format!("read -P {byte} 0 64k");
+        let said = place.must(VELLUM, &["io", "-r", "-c", &read, file]);
+        assert!(!said.contains("failed"), "{file}: {said}");
+    }
+}
+
+#[test]
 fn a_damaged_file_is_left_alone() {
     let place = Place::new();
     let (service, mut client) = start(&place);

@@ -22,8 +22,8 @@ fn take_read_pattern(options: &mut Options) -> Result<ReadPattern> {
     }
 }
 
-/// How many children there are; they are numbered without gaps.
-fn count_children(options: &Options) -> Result<usize> {
+/// The numbers of the children. Only one that is opened anew may have lost some in between.
+fn numbers_of_children(options: &Options, has_gaps: bool) -> Result<BTreeSet<usize>> {
     let number = |key: &str| {
         let rest = key.strip_prefix("children.")?;
         rest.split('.').next()?.parse::<usize>().ok()
@@ -37,8 +37,10 @@ fn count_children(options: &Options) -> Result<usize> {
         .zip(0..)
         .find(|(found, wanted)| **found != *wanted)
     {
-        Some((_, wanted)) => Err(invalid(format!("Parameter 'children.{wanted}' missing"))),
-        None => Ok(numbers.len()),
+        Some((_, wanted)) if !has_gaps => {
+            Err(invalid(format!("Parameter 'children.{wanted}' missing")))
+        }
+        _ => Ok(numbers),
     }
 }
 
@@ -71,15 +73,17 @@ pub(super) async fn open(
     _common: CommonOptions,
     around: OpenContext,
 ) -> Result<OpenedNode> {
-    let count = count_children(&options)?;
-    let quorum = take(&mut options, count)?;
+    let nodes = &around.place.nodes;
+    let parent = around.place.parent.as_deref();
+    let is_renewed = parent.is_some_and(|parent| nodes.contains(parent));
+    let numbers = numbers_of_children(&options, is_renewed)?;
+    let quorum = take(&mut options, numbers.len())?;
     let mut children = Vec::new();
-    for number in 0..count {
+    for number in numbers {
         let key = format!("children.{number}");
         let named = options.get_text(&key).map(str::to_owned);
         let node = child(&mut options, &key, Role::Image, &around).await?;
         let alone = ChildAccess::keeping(Changes::ALL);
-        let nodes = &around.place.nodes;
         nodes.require(&around.place, &key, alone)?;
         let device = node.into_device(&around.flags).await?;
         children.push(QuorumChild {
@@ -108,7 +112,7 @@ mod tests {
 
     fn parse(text: &str) -> Result<(usize, usize)> {
         let mut options = Options::parse(text)?;
-        let count = count_children(&options)?;
+        let count = numbers_of_children(&options, false)?.len();
         Ok((count, take(&mut options, count)?.threshold))
     }
 

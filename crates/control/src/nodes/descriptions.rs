@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use super::{MADE_UP, NamedNode, Nodes, Use, User};
+use super::{MADE_UP, NamedNode, Nodes, Use, User, children};
 use crate::options::{Options, Scalar};
 
 impl Nodes {
@@ -96,6 +96,9 @@ impl NamedNode {
                     options.set_text(role, below);
                 }
             }
+        }
+        if node.opened.driver == "quorum" {
+            children::number_anew(&mut options);
         }
         if !has_backing && node.opened.driver == "qcow2" {
             options.take_group("backing");

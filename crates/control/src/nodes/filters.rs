@@ -45,6 +45,7 @@ impl Nodes {
             bitmaps: NodeBitmaps::default(),
             backing_text: None,
             is_filter: true,
+            next_child: None,
         };
         self.lock().nodes.insert(name.to_owned(), node);
         Ok(())

@@ -17,6 +17,7 @@ mod bitmaps;
 mod borrowed;
 mod cache_budget;
 mod changes;
+mod children;
 mod describe;
 mod descriptions;
 mod filters;
@@ -58,6 +59,7 @@ pub(crate) use access::ChildAccess;
 pub(crate) use activity::inactive_child;
 use bitmaps::NodeBitmaps;
 pub use changes::DrainedUsers;
+pub(crate) use children::child_number;
 pub use describe::NodeInfo;
 pub(crate) use inventory::{NodeState, Wanted};
 use node_table::NodeTable;
@@ -92,6 +94,8 @@ struct Node {
     backing_text: Option<String>,
     /// A job has put it in front of another one.
     is_filter: bool,
+    /// The number that its next child gets, where children come and go and one has.
+    next_child: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -313,6 +317,7 @@ impl Nodes {
             bitmaps,
             backing_text: opened.backing_text(),
             is_filter: false,
+            next_child: None,
         };
         named.nodes.insert(name.to_owned(), node);
         Ok(opened)

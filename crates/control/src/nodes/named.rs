@@ -7,7 +7,7 @@ use vellum::{Error, ErrorKind, Result};
 use vellum_storage::file::FileStorage;
 
 use super::renew::{Renewed, ReopenChanges};
-use super::{MADE_UP, NamedNode, Node, Origin, Use, User, invalid, unknown_node};
+use super::{MADE_UP, NamedNode, Node, Origin, Use, User, child_number, invalid, unknown_node};
 use crate::OpenFlags;
 use crate::file_node::CommonOptions;
 use crate::options::{Options, Scalar};
@@ -147,13 +147,12 @@ impl NamedNode {
         for (role, child) in &changes.children {
             options.take_group(role);
             options.take(role);
-            options.set(
-                role,
-                match child {
-                    Some(child) => Scalar::Text(child.clone()),
-                    None => Scalar::Null,
-                },
-            );
+            match child {
+                Some(child) => options.set_text(role, &**child),
+                // One of a number of children is just gone.
+                None if child_number(role).is_some() => {}
+                None => options.set(role, Scalar::Null),
+            }
         }
         if let Some(writable) = changes.writable {
             for key in ["read-only", "auto-read-only", "file.read-only"] {

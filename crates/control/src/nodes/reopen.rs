@@ -35,7 +35,13 @@ const ROLES: [&str; 8] = [
 ];
 
 /// Drivers that cannot be opened anew, as in QEMU.
-const FIXED: [&str; 4] = ["copy-on-read", "compress", "blklogwrites", "blkverify"];
+const FIXED: [&str; 5] = [
+    "copy-on-read",
+    "compress",
+    "blklogwrites",
+    "blkverify",
+    "quorum",
+];
 
 /// Drivers under which another file can be put.
 const REPLACES_FILE: [&str; 5] = ["raw", "qcow2", "luks", "throttle", "preallocate"];
@@ -75,7 +81,7 @@ fn is_role(key: &str) -> bool {
     ROLES.contains(&role)
 }
 
-fn text(value: &Scalar) -> String {
+pub(super) fn text(value: &Scalar) -> String {
     match value {
         Scalar::Text(text) => text.clone(),
         Scalar::Number(number) => number.to_string(),

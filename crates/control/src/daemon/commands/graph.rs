@@ -113,7 +113,7 @@ pub(super) async fn set_iothread(daemon: Rc<Daemon>, mut arguments: Arguments) -
     }
 }
 
-/// `x-blockdev-change`: no node here has children that come and go.
+/// `x-blockdev-change`: gives a quorum one child more or fewer.
 pub(super) async fn change(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
     let parent = arguments.need_text("parent")?;
     let child = arguments.text("child")?;
@@ -124,24 +124,18 @@ pub(super) async fn change(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     if !nodes.contains(&parent) {
         return Err(unknown(&parent).into());
     }
-    let text = match (child, node) {
-        (Some(_), Some(_)) => "The parameters child and node are in conflict".to_owned(),
-        (None, None) => "Either child or node must be specified".to_owned(),
-        (Some(child), None) => {
-            let is_child = |user: &User, wanted: &RequiredAccess| {
-                *user == User::Node(parent.clone()) && wanted.role == child
-            };
-            match nodes
-                .uses()
-                .iter()
-                .any(|(_, user, _, wanted)| is_child(user, wanted))
-            {
-                true => format!("The node {parent} does not support removing a child"),
-                false => format!("Node '{parent}' does not have child '{child}'"),
-            }
+    match (child, node) {
+        (Some(_), Some(_)) => {
+            return Err(Failure::new(
+                "The parameters child and node are in conflict",
+            ));
         }
-        (None, Some(node)) if !nodes.contains(&node) => format!("Node '{node}' not found"),
-        (None, Some(_)) => format!("The node {parent} does not support adding a child"),
-    };
-    Err(Failure::new(text))
+        (None, None) => return Err(Failure::new("Either child or node must be specified")),
+        (Some(child), None) => nodes.remove_child(&parent, &child).await?,
+        (None, Some(node)) if !nodes.contains(&node) => {
+            return Err(Failure::new(format!("Node '{node}' not found")));
+        }
+        (None, Some(node)) => nodes.add_child(&parent, &node).await?,
+    }
+    done()
 }

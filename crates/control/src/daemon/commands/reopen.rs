@@ -73,6 +73,10 @@ fn check(options: Options, prefix: &str) -> Result<Options, Failure> {
     if matches!(driver, "file" | "host_device" | "host_cdrom") && !has("filename") {
         return missing("filename");
     }
+    if driver == "quorum" {
+        // Which is refused, whatever its options are.
+        return Ok(options);
+    }
     let is_bottom =
         BOTTOM.contains(&driver) || url_name::is_scheme(driver) || matches!(driver, "rbd" | "ssh");
     if !is_bottom && driver != "blkverify" && !has(below) {
