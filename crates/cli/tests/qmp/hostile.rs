@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::place::{Daemon, PATIENCE, Place};
+use crate::place::{Daemon, PATIENCE, Place, Step, same};
 
 /// What a polite client's answer may take beside all that.
 const MOST_TIME: Duration = Duration::from_secs(5);
@@ -37,6 +37,18 @@ fn read_out(stream: &mut UnixStream) -> usize {
         count += read;
     }
     count
+}
+
+/// The real one has it infinite, and repeats that as `inf`, which is no JSON.
+#[test]
+fn a_number_beyond_all_numbers_is_one_that_does_not_fit() {
+    let null = r#"{"execute":"blockdev-add","arguments":{"driver":"null-co","node-name":"a","size":1E400}}"#;
+    let watch = r#"{"execute":"block-set-write-threshold","arguments":{"node-name":"a","write-threshold":-1e400}}"#;
+    same(&[], &[Step::Say(null), Step::Say(watch)]);
+    let place = Place::new();
+    let mut daemon = place.ours(&[]);
+    daemon.send("{\"execute\": \"query-jobs\", \"id\": [1E400]}\n");
+    assert_eq!(daemon.answer(), json!({"return": [], "id": [f64::MAX]}));
 }
 
 #[test]

@@ -14,6 +14,9 @@ enum Open {
     Object(Map<String, Value>, String),
 }
 
+/// What `serde_json` says of a number that is well formed and too large.
+const TOO_LARGE: &str = "number out of range";
+
 const SPACE: [char; 4] = [' ', '\t', '\r', '\n'];
 
 enum Token {
@@ -142,7 +145,22 @@ impl Tokens<'_> {
         if word == "-0" {
             return Ok(0.into());
         }
-        serde_json::from_str(word).map_err(|_| {
+        let error = match serde_json::from_str(word) {
+            Ok(value) => return Ok(value),
+            Err(error) => error,
+        };
+        // One beyond all that a number can be is one, and the largest: QEMU has it infinite, and says
+        // what is no JSON where it repeats that.
+        let is_number = word.ends_with(|last: char| last.is_ascii_digit());
+        if is_number && error.to_string().starts_with(TOO_LARGE) {
+            let largest = if word.starts_with('-') {
+                f64::MIN
+            } else {
+                f64::MAX
+            };
+            return Ok(largest.into());
+        }
+        Err({
             match word.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
                 true => format!("invalid keyword '{word}'"),
                 false => format!("stray '{word}'"),
@@ -164,6 +182,23 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn a_number_beyond_all_is_the_largest() {
+        for (text, wanted) in [
+            ("1E400", f64::MAX),
+            ("-1e+400", f64::MIN),
+            ("12.5e99999999999", f64::MAX),
+            ("1E-400", 0.0),
+        ] {
+            assert_eq!(parse(text), Ok(wanted.into()), "{text}");
+        }
+        let nines = "9".repeat(400);
+        assert_eq!(parse(&nines), Ok(f64::MAX.into()));
+        for text in ["1E400x", "1E", "1E400E1", "01E400", "--1E400", "1E4.00"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn values_are_what_they_are_elsewhere() {
