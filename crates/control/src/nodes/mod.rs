@@ -32,6 +32,7 @@ mod named;
 mod names;
 mod node_table;
 mod owned;
+mod rebase;
 mod renew;
 mod reopen;
 mod servers;

@@ -9,7 +9,7 @@ use tracing::trace;
 use vellum_jobs::job::{JobCommand, Status, Verb};
 
 use super::super::jobs::active_commit;
-use super::super::jobs::commit::Commit;
+use super::super::jobs::commit::{Commit, Committed};
 use super::super::jobs::compact::{self, Compact};
 use super::super::jobs::failures::{ErrorPolicies, OnError};
 use super::super::jobs::mirror;
@@ -201,13 +201,6 @@ pub(super) async fn commit(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
             "'backing-file' specified, but 'top' is the active layer",
         ));
     }
-    if top_at > 0 && nodes.is_filter(&chain[top_at - 1]) {
-        return Err(Failure::new(format!(
-            "Node '{}' is a filter of the top node, which is not part of this version: name it as \
-             'top-node'",
-            chain[top_at - 1]
-        )));
-    }
     check_alone(nodes, &chain[..=base_at])?;
     check_filter(nodes, &settings.0)?;
     check_active(nodes, &settings.0, (&chain[top_at], "backing"))?;
@@ -221,9 +214,17 @@ pub(super) async fn commit(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
         let prepared = active_commit::prepare(stake, &job, &layers, policies).await;
         return begin(&daemon, job, prepared);
     }
-    let overlay = chain[top_at - 1].clone();
-    let file = backing_file;
-    let prepared = Commit::prepare(stake, &job, overlay, layers, (file, policies)).await;
+    let is_image = |node: &&String| !nodes.is_filter(node);
+    let overlay = chain[..top_at].iter().rev().find(is_image);
+    // The device itself is no filter.
+    let overlay = overlay.unwrap_or(&chain[0]).clone();
+    let what = Committed {
+        overlay,
+        above: chain[top_at - 1].clone(),
+        chain: layers,
+        backing_file,
+    };
+    let prepared = Commit::prepare(stake, &job, what, policies).await;
     begin(&daemon, job, prepared)
 }
 

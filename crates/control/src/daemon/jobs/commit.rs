@@ -14,20 +14,31 @@ use vellum_jobs::live::{
 use super::failures::ErrorPolicies;
 use super::{Job, JobNodes, PARALLEL, Settings, Work};
 
+/// What is committed where.
+#[derive(Debug)]
+pub(in crate::daemon) struct Committed {
+    /// The image above.
+    pub(in crate::daemon) overlay: String,
+    /// What stands on the top: that image, or a filter that it stands on by way of others.
+    pub(in crate::daemon) above: String,
+    /// What is committed, and in the end the base.
+    pub(in crate::daemon) chain: Vec<String>,
+    /// What the image above is to call the base.
+    pub(in crate::daemon) backing_file: Option<String>,
+}
+
 /// A commit of layers in the middle of a chain.
 pub(in crate::daemon) struct Commit {
     job_nodes: JobNodes,
     user: User,
-    /// The image above.
-    overlay: String,
-    /// What is committed, and in the end the base.
-    chain: Vec<String>,
-    /// What the image above is to call the base.
-    backing_file: Option<String>,
+    what: Committed,
     copier: LiveMirror,
     size_bytes: u64,
     policies: ErrorPolicies,
 }
+
+/// What a filter is to a commit that stands on its top.
+const FILTER: &str = "filter over the top";
 
 /// What a layer is that users write to.
 pub(super) const ACTIVE: &str = "main node";
@@ -99,20 +110,17 @@ impl Commit {
     pub(in crate::daemon) async fn prepare(
         mut job_nodes: JobNodes,
         job: &Rc<Job>,
-        overlay: String,
-        chain: Vec<String>,
-        (backing_file, policies): (Option<String>, ErrorPolicies),
+        what: Committed,
+        policies: ErrorPolicies,
     ) -> vellum::Result<Commit> {
-        let prepared = Commit::try_prepare(&mut job_nodes, job, &overlay, &chain).await;
+        let prepared = Commit::try_prepare(&mut job_nodes, job, &what).await;
         let (copier, size_bytes) = job_nodes.or_leave(prepared).await?;
         let id = job.settings.id.clone();
         let kind = job.settings.kind;
         Ok(Commit {
             job_nodes,
             user: User::Job { id, kind },
-            overlay,
-            chain,
-            backing_file,
+            what,
             copier,
             size_bytes,
             policies,
@@ -122,11 +130,14 @@ impl Commit {
     async fn try_prepare(
         job_nodes: &mut JobNodes,
         job: &Rc<Job>,
-        overlay: &str,
-        chain: &[String],
+        what: &Committed,
     ) -> vellum::Result<(LiveMirror, u64)> {
+        let (overlay, chain) = (&what.overlay, &what.chain);
         let none = Changes::NONE;
         job_nodes.join(&job.settings, overlay, OVERLAY, none, none)?;
+        if what.above != *overlay {
+            job_nodes.join(&job.settings, &what.above, FILTER, none, none)?;
+        }
         let (top, base) = join_all(job_nodes, &job.settings, chain, BETWEEN)?;
         job_nodes.open(&base).await?;
         job_nodes.open(overlay).await?;
@@ -147,7 +158,8 @@ impl Work for Commit {
         loop {
             let done = match begun {
                 false => {
-                    let initial = InitialSync::Layers(layers(&self.job_nodes.nodes, &self.chain));
+                    let initial =
+                        InitialSync::Layers(layers(&self.job_nodes.nodes, &self.what.chain));
                     self.copier.begin(initial, &job.control).await
                 }
                 true => self.copier.catch_up(&job.control).await,
@@ -165,14 +177,21 @@ impl Work for Commit {
 
     async fn conclude(&mut self, _job: &Job) -> vellum::Result<()> {
         self.copier.finish().await?;
-        let base = self.chain.last().map(String::as_str);
-        let file = self.backing_file.take();
+        let base = self.what.chain.last().map(String::as_str);
+        let file = self.what.backing_file.take();
+        let nodes = self.job_nodes.nodes.clone();
         // A stream may have put another image over the top meanwhile. Until all of them have left
         // that, it shows what it did: each may stand on either.
-        for overlay in self.job_nodes.nodes.overlays_of_job(&self.user) {
+        for overlay in nodes.overlays_of_job(&self.user) {
             self.job_nodes.open(&overlay).await?;
-            let nodes = &self.job_nodes.nodes;
-            nodes.rebase(&overlay, base, file.clone()).await?;
+            let is_filtered = overlay == self.what.overlay && overlay != self.what.above;
+            match base.filter(|_| is_filtered) {
+                Some(base) => {
+                    let between = (&*overlay, &*self.what.above);
+                    nodes.rebase_below(between, base, file.clone()).await?;
+                }
+                None => nodes.rebase(&overlay, base, file.clone()).await?,
+            }
         }
         Ok(())
     }
@@ -185,8 +204,8 @@ impl Work for Commit {
         drop(self.copier);
         self.job_nodes.nodes.leave_all(&self.user);
         self.job_nodes.leave().await;
-        let mut unused = vec![self.overlay];
-        unused.append(&mut self.chain);
+        let mut unused = vec![self.what.overlay];
+        unused.append(&mut self.what.chain);
         self.job_nodes.nodes.drop_unused(&unused).await;
     }
 }
