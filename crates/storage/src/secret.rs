@@ -9,11 +9,14 @@ use zeroize::Zeroizing;
 /// The first piece, where a file does not say how long it is.
 const FIRST_BYTES: usize = 4096;
 
+/// What is longer is no secret: a device that never ends, say.
+const MAX_BYTES: usize = 16 << 20;
+
 /// Reads a whole file. Nothing of it stays in memory once the result is dropped: `Vec`s
 /// that grow would leave copies behind.
 ///
 /// # Errors
-/// Of opening or reading it.
+/// Of opening or reading it, and for one of more than 16 MiB.
 pub fn read_file(path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
     let mut file = File::open(path)?;
     let said = usize::try_from(file.metadata()?.len()).unwrap_or(0);
@@ -21,6 +24,9 @@ pub fn read_file(path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
     let mut bytes = Zeroizing::new(vec![0; said.clamp(FIRST_BYTES, 1 << 20) + 1]);
     let mut filled = 0;
     loop {
+        if filled > MAX_BYTES {
+            return Err(io::Error::other("it is too long to hold a secret"));
+        }
         if filled == bytes.len() {
             let mut longer = Zeroizing::new(vec![0; 2 * filled]);
             longer[..filled].copy_from_slice(&bytes);
@@ -52,5 +58,6 @@ mod tests {
         }
         assert!(read_file(&folder.path().join("nothing")).is_err());
         assert!(read_file(folder.path()).is_err());
+        assert!(read_file(Path::new("/dev/zero")).is_err());
     }
 }

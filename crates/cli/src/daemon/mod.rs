@@ -61,6 +61,11 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
 }
 
 fn start(arguments: Arguments) -> Result<(), Failure> {
+    // The first thing: a reload may be asked for at any time, and is done when the start is over.
+    let reloading = match arguments.config {
+        Some(_) => Some(server::catch_these(&[libc::SIGHUP])?),
+        None => None,
+    };
     server::keep_sockets().map_err(Failure::Message)?;
     if let Some(format) = arguments.log {
         trace::start_log(format);
@@ -84,12 +89,9 @@ fn start(arguments: Arguments) -> Result<(), Failure> {
         return Ok(());
     };
     server::allow_many_files();
-    let (ending, reloading) = match config {
-        None => (server::catch_signals()?, None),
-        Some(_) => (
-            server::catch_these(&[libc::SIGTERM, libc::SIGINT])?,
-            Some(server::catch_these(&[libc::SIGHUP])?),
-        ),
+    let ending = match config {
+        None => server::catch_signals()?,
+        Some(_) => server::catch_these(&[libc::SIGTERM, libc::SIGINT])?,
     };
     let program = Rc::new(Program::new(&arguments, config, state));
     lane::block_on(async {

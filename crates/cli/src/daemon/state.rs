@@ -83,5 +83,5 @@ pub(super) async fn bring_all(program: &Rc<Program>) -> Result<(), Failure> {
         Some(config) => config.parts_in_force().await,
         None => none,
     };
-    Ok(daemon.keep_state(&state.path, &parts).await?)
+    Ok(daemon.keep_state(&state.saved, &parts).await?)
 }

@@ -151,8 +151,7 @@ impl Tokens<'_> {
         };
         // One beyond all that a number can be is one, and the largest: QEMU has it infinite, and says
         // what is no JSON where it repeats that.
-        let is_number = word.ends_with(|last: char| last.is_ascii_digit());
-        if is_number && error.to_string().starts_with(TOO_LARGE) {
+        if error.to_string().starts_with(TOO_LARGE) && is_number(word) {
             let largest = if word.starts_with('-') {
                 f64::MIN
             } else {
@@ -175,6 +174,19 @@ impl Tokens<'_> {
             _ => Err("expecting value".to_owned()),
         }
     }
+}
+
+/// Whether a word is a number by the grammar of JSON.
+fn is_number(word: &str) -> bool {
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let word = word.strip_prefix('-').unwrap_or(word);
+    let (rest, exponent) = match word.split_once(['e', 'E']) {
+        Some((rest, exponent)) => (rest, exponent.strip_prefix(['+', '-']).unwrap_or(exponent)),
+        None => (word, "0"),
+    };
+    let (whole, fraction) = rest.split_once('.').unwrap_or((rest, "0"));
+    let is_whole = digits(whole) && (whole == "0" || !whole.starts_with('0'));
+    is_whole && digits(fraction) && digits(exponent)
 }
 
 #[cfg(test)]

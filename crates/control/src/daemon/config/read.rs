@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
@@ -72,7 +73,15 @@ impl Config {
         };
         let text = || {
             let mut text = String::new();
-            let file = std::fs::File::open(path)?;
+            // A pipe without a writer would keep its reader for ever.
+            let mut options = std::fs::File::options();
+            let options = options.read(true).custom_flags(libc::O_NONBLOCK);
+            let file = options.open(path)?;
+            let kind = file.metadata()?.file_type();
+            if !kind.is_file() && !kind.is_dir() {
+                let why = "it is no regular file, which a reload could read again";
+                return Err(std::io::Error::other(why));
+            }
             file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
             Ok(text)
         };

@@ -268,6 +268,11 @@ impl Job {
         self.control.command() == JobCommand::Pause
     }
 
+    /// Whether somebody has paused it: one that a failure has held up may fail again, or go on.
+    pub(super) fn is_paused_by_client(&self) -> bool {
+        self.is_paused() && self.io_status.get() == "ok"
+    }
+
     /// What it copies while users write to it.
     pub(super) fn follow(&self, mirror: MirrorHandle) {
         self.mirror.replace(Some(mirror));

@@ -1,10 +1,13 @@
 //! The state file: a line about it, and a line with what there is.
 //!
-//! Invariant: at any moment, and after a power cut, the file is one that was written whole.
+//! Invariants:
+//! - At any moment, and after a power cut, the file is one that was written whole.
+//! - Nothing is followed but what the file's own name leads to, once, before it is locked: two daemons
+//!   cannot keep one file by two names, and nothing else is written to.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -31,6 +34,55 @@ fn new_path(path: &Path) -> PathBuf {
     name.into()
 }
 
+/// Where a state file is: what links lead to, if its name is one.
+///
+/// # Errors
+/// If that is nowhere.
+pub(super) fn real_path(path: &Path) -> Result<PathBuf, String> {
+    let failed = |why: &str| {
+        let path = path.display();
+        Err(format!("the state file '{path}' has no place: {why}"))
+    };
+    let is_link = |path: &Path| std::fs::symlink_metadata(path).is_ok_and(|it| it.is_symlink());
+    let found = match is_link(path) {
+        false => Ok(path.to_owned()),
+        true => match std::fs::canonicalize(path) {
+            // The file that it leads to is to be made.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let target = std::fs::read_link(path).map(|target| folder_of(path).join(target));
+                target.and_then(|target| match is_link(&target) {
+                    true => Err(io::Error::other("it leads to a link that leads nowhere")),
+                    false => Ok(target),
+                })
+            }
+            found => found,
+        },
+    };
+    let found = found.or_else(|error| failed(&io_text(&error)))?;
+    // Before a lock is made beside it.
+    match std::fs::symlink_metadata(&found) {
+        Ok(what) if !what.is_file() => failed("it is no regular file"),
+        _ => Ok(found),
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// Opens what is at a path, if that is a regular file; anything else could keep its reader for ever.
+fn open_regular(options: &mut std::fs::OpenOptions, path: &Path) -> io::Result<File> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = options.custom_flags(flags).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is no regular file")),
+    }
+}
+
 /// Keeps other daemons away from a state file as long as what is returned is open. One that was killed
 /// may hold it for a moment longer.
 ///
@@ -45,7 +97,7 @@ pub(super) fn lock(path: &Path) -> Result<File, String> {
     };
     let mut options = File::options();
     let options = options.write(true).create(true).truncate(false).mode(0o600);
-    let file = options.open(name).map_err(failed)?;
+    let file = open_regular(options, Path::new(&name)).map_err(failed)?;
     let deadline = Instant::now() + PATIENCE;
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -79,17 +131,22 @@ pub(super) fn write(path: &Path, content: &Value) -> io::Result<()> {
     let head = json!({MARK: VERSION, "sum": sum(&body)});
     let new = new_path(path);
     // Images have names that others need not know.
+    match std::fs::remove_file(&new) {
+        // What a daemon that was killed had begun.
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
     let mut options = File::options();
-    let options = options.write(true).create(true).truncate(true).mode(0o600);
-    let mut file = options.open(&new)?;
+    let mut file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&new)?;
     file.write_all(format!("{head}\n{body}\n").as_bytes())?;
     file.sync_all()?;
     std::fs::rename(&new, path)?;
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    File::open(folder)?.sync_all()
+    File::open(folder_of(path))?.sync_all()
 }
 
 /// Reads a file; `None` if there is none.
@@ -98,8 +155,16 @@ pub(super) fn write(path: &Path, content: &Value) -> io::Result<()> {
 /// If it cannot be read, or is not as it was written; what a person should do is said.
 pub(super) fn read(path: &Path) -> Result<Option<Value>, String> {
     let mut text = String::new();
-    let whole = File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text));
-    match whole {
+    let whole = || {
+        let file = open_regular(File::options().read(true), path)?;
+        match file.metadata()?.nlink() {
+            0 | 1 => file.take(MAX_BYTES).read_to_string(&mut text),
+            links => Err(io::Error::other(format!(
+                "it has {links} names (hard links), of which another daemon may keep one: remove the others"
+            ))),
+        }
+    };
+    match { whole }() {
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => {
@@ -142,6 +207,62 @@ pub(super) fn read(path: &Path) -> Result<Option<Value>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn links_lead_to_one_place_and_nothing_else_is_followed() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().expect("a folder");
+        let root = std::fs::canonicalize(folder.path()).expect("it is there");
+        let at = |name: &str| root.join(name);
+        std::fs::create_dir(at("other")).expect("a folder");
+        symlink("other/state", at("link")).expect("a link");
+        symlink("link", at("further")).expect("a link");
+        symlink("further", at("loop-a")).expect("a link");
+        // It is to be made there.
+        assert_eq!(real_path(&at("link")), Ok(at("other/state")));
+        assert!(
+            real_path(&at("further"))
+                .unwrap_err()
+                .contains("leads nowhere")
+        );
+        let content = json!({"nodes": []});
+        write(&at("other/state"), &content).expect("room");
+        for name in ["link", "further", "loop-a", "other/state", "other/../link"] {
+            assert_eq!(real_path(&at(name)), Ok(at("other/state")), "{name}");
+        }
+        assert!(real_path(&at("..")).is_err());
+
+        std::fs::write(at("precious"), "precious").expect("room");
+        symlink(at("precious"), at("other/state.new")).expect("a link");
+        write(&at("other/state"), &content).expect("room");
+        let kept = std::fs::read_to_string(at("precious")).expect("it is there");
+        assert_eq!(kept, "precious");
+        symlink(at("precious"), at("other/state.lock")).expect("a link");
+        assert!(lock(&at("other/state")).is_err());
+
+        std::fs::hard_link(at("other/state"), at("twin")).expect("a link");
+        for name in ["twin", "other/state"] {
+            assert!(
+                read(&at(name)).unwrap_err().contains("hard links"),
+                "{name}"
+            );
+        }
+        std::fs::remove_file(at("twin")).expect("it is there");
+        assert_eq!(read(&at("other/state")), Ok(Some(content)));
+    }
+
+    #[test]
+    fn what_is_no_file_is_not_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pipe = folder.path().join("pipe");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0)
+            .expect("a pipe");
+        for path in [&*pipe, Path::new("/dev/zero"), folder.path()] {
+            let why = read(path).unwrap_err();
+            assert!(why.contains("no regular file"), "{why}");
+        }
+    }
 
     #[test]
     fn what_is_not_as_it_was_written_is_refused() {

@@ -28,6 +28,7 @@ use vellum_io::error::io_text;
 use vellum_jobs::job::Status;
 
 use super::config::Parts;
+use super::jobs::Jobs;
 use super::{Daemon, DaemonState};
 use crate::Nodes;
 use crate::qmp::{Arguments, Failure, Outcome};
@@ -47,16 +48,22 @@ const JOBS: [&str; 7] = [
 
 /// What commands begin with that leave what the file has as it is: jobs that they speak to tell of
 /// their ends themselves.
-const OF_NO_STATE: [&str; 15] = [
+const OF_NO_STATE: [&str; 21] = [
     "block-dirty-bitmap-",
-    "block-job-",
+    "block-job-cancel",
+    "block-job-complete",
+    "block-job-dismiss",
+    "block-job-finalize",
     "block-latency-",
     "block-set-write-threshold",
     "blockdev-create",
     "blockdev-snapshot-delete-internal",
     "blockdev-snapshot-internal",
     "chardev-",
-    "job-",
+    "job-cancel",
+    "job-complete",
+    "job-dismiss",
+    "job-finalize",
     "qom-get",
     "qom-list",
     "query-",
@@ -188,7 +195,7 @@ impl Recorder {
     }
 
     /// What there is.
-    fn describe(&self, state: &DaemonState) -> Value {
+    fn describe(&self, state: &DaemonState, jobs: &Jobs) -> Value {
         let objects = self.objects.borrow();
         let objects = objects.iter().map(|(id, arguments)| {
             let mut arguments = arguments.clone();
@@ -202,9 +209,32 @@ impl Recorder {
             "server": state.server_options(),
             "nodes": described(&state.nodes, None),
             "exports": state.exports.describe(&state.nodes),
-            "jobs": self.jobs.borrow().values().collect::<Vec<_>>(),
+            "jobs": self.describe_jobs(jobs),
             "config": *self.config.borrow(),
         })
+    }
+
+    /// The jobs, as they have been told to go on since they began.
+    fn describe_jobs(&self, jobs: &Jobs) -> Vec<Value> {
+        let noted = self.jobs.borrow();
+        let described = noted.iter().map(|(id, command)| {
+            let mut command = command.clone();
+            let Some(job) = jobs.find(id) else {
+                return command;
+            };
+            let speed = job.control.speed().get();
+            if speed > 0 || command["arguments"].get("speed").is_some() {
+                command["arguments"]["speed"] = json!(speed);
+            }
+            if job.is_write_blocking() {
+                command["arguments"]["copy-mode"] = json!("write-blocking");
+            }
+            if job.is_paused_by_client() {
+                command["paused"] = json!(true);
+            }
+            command
+        });
+        described.collect()
     }
 }
 
@@ -215,20 +245,25 @@ impl Daemon {
     /// # Errors
     /// If it cannot be read, is damaged, or another daemon keeps it.
     pub fn read_state(path: &Path) -> Result<SavedState, super::Failure> {
-        let lock = file::lock(path).map_err(super::Failure)?;
-        let content = file::read(path).map_err(super::Failure)?;
+        let place = file::real_path(path).map_err(super::Failure)?;
+        let lock = file::lock(&place).map_err(super::Failure)?;
+        let content = file::read(&place).map_err(super::Failure)?;
         let saved = SavedState::of(content.unwrap_or_else(|| json!({})));
-        let saved = saved.map(|saved| saved.with_lock(lock));
+        let saved = saved.map(|saved| saved.at(place, lock));
         saved.map_err(|why| super::Failure(format!("the state file '{}': {why}", path.display())))
     }
 
-    /// Begins to keep a state file: from now on it says what there is.
+    /// Begins to keep the state file that was read: from now on it says what there is.
     ///
     /// # Errors
     /// If it cannot be written.
-    pub async fn keep_state(self: &Rc<Self>, path: &Path, config: &Parts) -> vellum::Result<()> {
+    pub async fn keep_state(
+        self: &Rc<Self>,
+        saved: &SavedState,
+        config: &Parts,
+    ) -> vellum::Result<()> {
         let keeper = Arc::new(Keeper {
-            path: path.to_owned(),
+            path: saved.place().to_owned(),
             written: Mutex::default(),
         });
         self.state.keeper.replace(Some(keeper.clone()));
@@ -263,7 +298,7 @@ impl Daemon {
             // What ends is to come back.
             return Ok(());
         }
-        let mut content = self.state.describe(&parts);
+        let mut content = self.state.describe(&parts, &self.jobs);
         content["chains"] = self.chains.describe();
         content["chains-left"] = self.chains.describe_left();
         keeper.write(content).await

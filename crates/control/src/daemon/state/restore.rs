@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use serde_json::{Map, Value, json};
@@ -31,6 +32,8 @@ pub struct SavedState {
     chains_left: Vec<Map<String, Value>>,
     /// The parts that a configuration had made, and the nodes that they were to have.
     config: Map<String, Value>,
+    /// Where the file is, whatever links lead there.
+    place: PathBuf,
     /// Keeps other daemons away from the file.
     _lock: Option<File>,
 }
@@ -48,6 +51,8 @@ struct SavedJob {
     id: String,
     command: String,
     arguments: Map<String, Value>,
+    /// It waits for somebody who has it go on.
+    is_paused: bool,
 }
 
 fn objects_of(content: &mut Value, key: &str) -> Result<Vec<Map<String, Value>>, String> {
@@ -183,6 +188,7 @@ impl SavedState {
                 id: text(&arguments, "job-id")?,
                 command: text(&job, "command")?,
                 arguments,
+                is_paused: job.get("paused") == Some(&Value::Bool(true)),
             });
         }
         let chains = objects_of(&mut content, "chains")?;
@@ -200,15 +206,22 @@ impl SavedState {
             chains,
             chains_left,
             config,
+            place: PathBuf::new(),
             _lock: None,
         })
     }
 
-    pub(super) fn with_lock(self, lock: File) -> SavedState {
+    /// With its place, and the lock of that.
+    pub(super) fn at(self, place: PathBuf, lock: File) -> SavedState {
         SavedState {
+            place,
             _lock: Some(lock),
             ..self
         }
+    }
+
+    pub(super) fn place(&self) -> &Path {
+        &self.place
     }
 
     /// Whether a part was made at run time, and is not wanted by a configuration now.
@@ -397,6 +410,7 @@ impl Daemon {
             id,
             command,
             arguments,
+            is_paused,
         } in &saved.jobs
         {
             let known = super::JOBS.iter().find(|known| **known == command.as_str());
@@ -411,6 +425,10 @@ impl Daemon {
                 Ok(_) => {
                     let value = Value::Object(arguments.clone());
                     self.state.note(known.copied().unwrap_or_default(), &value);
+                    if *is_paused && let Some(job) = self.jobs.find(id) {
+                        // It has not had its first turn yet.
+                        job.pause();
+                    }
                 }
                 Err(why) => {
                     let kind = command.rsplit('-').next().unwrap_or_default();
