@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::address::Address;
-use super::{Action, Show};
+use super::{Action, Care, Show};
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::manual::pages::examples;
 use crate::output::Output;
@@ -34,6 +34,9 @@ enum Opt {
     Shrink,
     MaxLayers,
     MaxOverlayBytes,
+    Timeout,
+    Overwrite,
+    Wait,
 }
 
 const OPTIONS: &[OptionSpec<Opt>] = &[
@@ -52,6 +55,9 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::long(Opt::Shrink, "shrink", Takes::Nothing),
     OptionSpec::long(Opt::MaxLayers, "max-layers", Takes::Value),
     OptionSpec::long(Opt::MaxOverlayBytes, "max-overlay-bytes", Takes::Value),
+    OptionSpec::long(Opt::Timeout, "timeout", Takes::Value),
+    OptionSpec::long(Opt::Overwrite, "overwrite", Takes::Nothing),
+    OptionSpec::long(Opt::Wait, "wait", Takes::Nothing),
 ];
 
 /// The options, as completions and manuals show them.
@@ -75,6 +81,9 @@ pub const HELP: &str = "\
   --max-layers N            so many images at most, with the lowest (chain)
   --max-overlay-bytes SIZE  so much at most in overlays of the disk's image (chain)
   --shrink                  give up what is behind a smaller size (resize)
+  --timeout SECONDS         how long an answer is waited for (60; 0: for ever)
+  --overwrite               give up what the new file holds (snapshot, mirror, backup)
+  --wait                    wait until the job has ended, and fail as it does (backup, stream)
 ";
 
 /// What the tool is for, in its help and manual.
@@ -173,6 +182,7 @@ pub struct Arguments {
     pub output: Output,
     pub interval: Duration,
     pub count: Option<u64>,
+    pub timeout: Option<Duration>,
     pub action: Option<Action>,
 }
 
@@ -188,9 +198,13 @@ struct Extra {
     shrink: bool,
     max_layers: Option<u64>,
     max_overlay_bytes: Option<u64>,
+    overwrite: bool,
+    wait: bool,
 }
 
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(2);
+/// No command takes so long; what does is a job.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Arguments {
     /// Understands the command line, or says why not.
@@ -202,6 +216,7 @@ impl Arguments {
             output: Output::default(),
             interval: DEFAULT_INTERVAL,
             count: None,
+            timeout: Some(DEFAULT_TIMEOUT),
             action: None,
         };
         let mut extra = Extra::default();
@@ -245,6 +260,9 @@ impl Arguments {
             Opt::MaxOverlayBytes => {
                 extra.max_overlay_bytes = Some(bytes("--max-overlay-bytes", &value)?);
             }
+            Opt::Timeout => self.timeout = limit(&value)?,
+            Opt::Overwrite => extra.overwrite = true,
+            Opt::Wait => extra.wait = true,
         }
         Ok(())
     }
@@ -261,6 +279,14 @@ fn interval(text: &str) -> Result<Duration, String> {
         .filter(|seconds| (0.1..=3600.0).contains(seconds));
     let why = || format!("--interval is 0.1 to 3600 seconds, not '{text}'");
     Ok(Duration::from_secs_f64(seconds.ok_or_else(why)?))
+}
+
+fn limit(text: &str) -> Result<Option<Duration>, String> {
+    let seconds: Option<f64> = text.parse().ok();
+    let seconds = seconds.filter(|seconds| (0.0..=1e9).contains(seconds));
+    let why = || format!("--timeout is a number of seconds, not '{text}'");
+    let seconds = seconds.ok_or_else(why)?;
+    Ok((seconds > 0.0).then(|| Duration::from_secs_f64(seconds)))
 }
 
 /// The name of an overlay's node, where none is said: that of its file without what is behind the
@@ -300,23 +326,23 @@ fn action(words: &[&str], extra: Extra) -> Result<Action, String> {
         ["host"] => Action::get("/v1/host", Show::Host),
         ["top"] => Action::Top,
         ["snapshot", disk, file] => {
-            let mut body = json!({"snapshot-file": absolute(file)?});
+            let file = extra.new_file(file)?;
+            let mut body = json!({"snapshot-file": file.name});
             set(&mut body, "format", &extra.format);
-            let name = extra.node_name.or_else(|| named_after(file));
+            let name = extra.node_name.or_else(|| named_after(&file.name));
             set(&mut body, "snapshot-node-name", &name);
-            Action::change(disk, "snapshot", body)
+            Action::change(disk, "snapshot", body).making(file)
         }
         ["resize", disk, size] => Action::resize(disk, bytes("SIZE", size)?, extra.shrink),
         ["flush", disk] => Action::change(disk, "flush", json!({})),
         [verb @ ("mirror" | "backup"), disk, file] => {
-            let mut body = json!({"target": absolute(file)?});
+            let file = extra.new_file(file)?;
+            let mut body = json!({"target": file.name});
             set(&mut body, "format", &extra.format);
             set(&mut body, "sync", &extra.sync);
-            Action::change(disk, verb, extra.of_job(body))
+            extra.job(disk, verb, body)?.making(file)
         }
-        [verb @ ("commit" | "stream" | "compact"), disk] => {
-            Action::change(disk, verb, extra.of_job(json!({})))
-        }
+        [verb @ ("commit" | "stream" | "compact"), disk] => extra.job(disk, verb, json!({}))?,
         ["job", "speed", id, speed] => {
             let body = json!({"speed": bytes("SIZE", speed)?});
             Action::post(format!("/v1/jobs/{}/speed", escaped(id)), body)
@@ -345,7 +371,7 @@ fn qmp(command: &str, arguments: &str) -> Result<Action, String> {
         path,
         body: Some(Value::Object(arguments)),
         show: Show::Json,
-        keeps_all_of: None,
+        care: Care::default(),
     })
 }
 
@@ -363,14 +389,52 @@ fn expecting(first: &str) -> String {
     }
 }
 
+/// A file that is to be made.
+#[derive(Debug)]
+pub struct NewFile {
+    /// As the daemon finds it.
+    pub name: String,
+    /// It may hold something, which is given up.
+    pub may_be_there: bool,
+}
+
 impl Extra {
-    fn of_job(&self, mut body: Value) -> Value {
+    /// What begins a job of a disk.
+    fn job(&self, disk: &str, verb: &str, mut body: Value) -> Result<Action, String> {
         set(&mut body, "job-id", &self.job_id);
         if let Some(speed) = self.speed {
             body["speed"] = json!(speed);
         }
-        body
+        if !self.wait {
+            return Ok(Action::change(disk, verb, body));
+        }
+        if !matches!(verb, "backup" | "stream") {
+            return Err(format!(
+                "--wait is for jobs that end by themselves, which a {verb} need not: look for it with 'jobs'"
+            ));
+        }
+        let id = self.job_id.clone().unwrap_or_else(|| job_name(verb, disk));
+        body["job-id"] = json!(id);
+        // Its result is kept until it has been asked for.
+        body["auto-dismiss"] = json!(false);
+        Ok(Action::change(disk, verb, body).waiting_for(id))
     }
+
+    fn new_file(&self, file: &str) -> Result<NewFile, String> {
+        Ok(NewFile {
+            name: absolute(file)?,
+            may_be_there: self.overwrite,
+        })
+    }
+}
+
+/// The name of a job that was given none, as the daemon has it.
+fn job_name(verb: &str, disk: &str) -> String {
+    let fits = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
+    let letters = disk
+        .chars()
+        .map(|letter| if fits(letter) { letter } else { '_' });
+    format!("{verb}-{}", letters.collect::<String>())
 }
 
 fn set(body: &mut Value, key: &str, value: &Option<String>) {
@@ -467,6 +531,12 @@ mod tests {
                 "/v1/disks/d/snapshot",
                 json!({"snapshot-file": "/9"}),
             ),
+            (
+                "backup #b /t --wait",
+                "POST",
+                "/v1/disks/%23b/backup",
+                json!({"target": "/t", "job-id": "backup-_b", "auto-dismiss": false}),
+            ),
             ("job pause j", "POST", "/v1/jobs/j/pause", json!({})),
             (
                 "job speed j 0",
@@ -505,6 +575,9 @@ mod tests {
             ("qmp x [1]", "JSON object"),
             ("list --output=xml", "xml"),
             ("list --connect nowhere", "nowhere"),
+            ("list --timeout x", "--timeout"),
+            ("list --timeout -1", "--timeout"),
+            ("mirror d /t --wait", "--wait"),
         ] {
             let words = line.split_whitespace().map(OsString::from).collect();
             let why = Arguments::parse(words).expect_err(line);

@@ -1,6 +1,7 @@
 //! [`Client`]: requests to the daemon, one after the other.
 //!
-//! Invariant: an answer is bounded, and so is the time to connect; a command may take as long as it does.
+//! Invariant: an answer is bounded, and so is the time to connect and, unless somebody wants it
+//! otherwise, that in which it has come.
 
 use std::future::poll_fn;
 use std::path::Path;
@@ -21,12 +22,14 @@ use super::address::Address;
 
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 /// What a thousand disks have to tell is some megabytes.
-const MAX_ANSWER_BYTES: usize = 256 << 20;
+const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 /// Asks a daemon.
 pub struct Client {
     address: Address,
     token: Option<HeaderValue>,
+    /// How long an answer is waited for.
+    limit: Option<Duration>,
     runtime: Runtime,
 }
 
@@ -37,17 +40,23 @@ pub struct Answer {
 }
 
 impl Client {
-    /// Asks the daemon at an address, with the token in a file.
+    /// Asks the daemon at an address, with the token in a file. An answer is waited for as long as
+    /// `limit` says.
     ///
     /// # Errors
     /// What a person should read.
-    pub fn new(address: Address, token_file: Option<&Path>) -> Result<Client, String> {
+    pub fn new(
+        address: Address,
+        token_file: Option<&Path>,
+        limit: Option<Duration>,
+    ) -> Result<Client, String> {
         let token = token_file.map(read_token).transpose()?;
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_io().enable_time().build();
         Ok(Client {
             address,
             token,
+            limit,
             runtime: runtime.map_err(|why| format!("Cannot speak HTTP: {}", io_text(&why)))?,
         })
     }
@@ -63,7 +72,17 @@ impl Client {
                 .await
                 .map_err(|_| self.failed("it does not answer"))?;
             let stream = stream.map_err(|why| self.failed(&io_text(&why)))?;
-            self.converse(stream, method, path, body).await
+            let answer = self.converse(stream, method, path, body);
+            let Some(limit) = self.limit else {
+                return answer.await;
+            };
+            timeout(limit, answer).await.map_err(|_| {
+                self.failed(&format!(
+                    "it has not answered within {} s, and may do what it was asked all the same; \
+                     --timeout SECONDS waits longer",
+                    limit.as_secs_f64()
+                ))
+            })?
         })
     }
 

@@ -1,7 +1,7 @@
 //! `vellum ctl`: shows and changes what a running daemon serves, over its HTTP interface.
 //!
 //! `arguments` makes a request of a command line, `client` asks it, `tables` and `show` print the
-//! answer, `top` looks again and again, and `names` are what completions know of the daemon.
+//! answer, `top` looks again and again, `wait` waits for a job, and `names` are what completions know of the daemon.
 //!
 //! Invariant: what `--output=json` prints is what the daemon has answered, and nothing else.
 
@@ -17,11 +17,17 @@ mod show;
 mod tables;
 #[cfg(feature = "http")]
 mod top;
+#[cfg(feature = "http")]
+mod wait;
 
 use std::ffi::OsString;
 
 use serde_json::{Value, json};
 
+#[cfg(feature = "http")]
+use crate::output::Output;
+#[cfg(feature = "http")]
+use crate::progress::Progress;
 use crate::{hint, report};
 use arguments::Arguments;
 
@@ -38,11 +44,21 @@ pub enum Action {
         path: String,
         body: Option<Value>,
         show: Show,
-        /// The path of a disk, of which the size that is asked for must leave nothing out.
-        keeps_all_of: Option<String>,
+        care: Care,
     },
     /// To ask again and again.
     Top,
+}
+
+/// What is looked at before something is asked, and after.
+#[derive(Debug, Default)]
+pub struct Care {
+    /// The path of a disk, of which the size that is asked for must leave nothing out.
+    keeps_all_of: Option<String>,
+    /// A file that must not be there yet.
+    makes: Option<String>,
+    /// A job that is waited for.
+    waits_for: Option<String>,
 }
 
 /// How an answer is shown to people.
@@ -71,7 +87,7 @@ impl Action {
             path: path.into(),
             body: None,
             show,
-            keeps_all_of: None,
+            care: Care::default(),
         }
     }
 
@@ -81,7 +97,7 @@ impl Action {
             path,
             body: Some(body),
             show: Show::Done,
-            keeps_all_of: None,
+            care: Care::default(),
         }
     }
 
@@ -97,8 +113,29 @@ impl Action {
             path: format!("{path}/resize"),
             body: Some(json!({"size": size_bytes})),
             show: Show::Done,
-            keeps_all_of: (!shrink).then_some(path),
+            care: Care {
+                keeps_all_of: (!shrink).then_some(path),
+                ..Care::default()
+            },
         }
+    }
+
+    fn with_care(mut self, change: impl FnOnce(&mut Care)) -> Action {
+        if let Action::Ask { care, .. } = &mut self {
+            change(care);
+        }
+        self
+    }
+
+    /// It makes a file.
+    fn making(self, file: arguments::NewFile) -> Action {
+        let makes = (!file.may_be_there).then_some(file.name);
+        self.with_care(|care| care.makes = makes)
+    }
+
+    /// It begins a job that is waited for.
+    fn waiting_for(self, job: String) -> Action {
+        self.with_care(|care| care.waits_for = Some(job))
     }
 
     fn delete(path: String) -> Action {
@@ -107,7 +144,7 @@ impl Action {
             path,
             body: None,
             show: Show::Done,
-            keeps_all_of: None,
+            care: Care::default(),
         }
     }
 }
@@ -127,7 +164,7 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
         report::print(arguments::help(program));
         return 0;
     }
-    match run(arguments) {
+    match run(program, arguments) {
         Ok(()) => 0,
         Err(message) => {
             report::error(message);
@@ -137,17 +174,17 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
 }
 
 #[cfg(not(feature = "http"))]
-fn run(_arguments: Arguments) -> Result<(), String> {
+fn run(_program: &str, _arguments: Arguments) -> Result<(), String> {
     Err("ctl requires a build with the feature 'http'".to_owned())
 }
 
 #[cfg(feature = "http")]
-fn run(arguments: Arguments) -> Result<(), String> {
+fn run(program: &str, arguments: Arguments) -> Result<(), String> {
     let address = match arguments.address {
         Some(address) => address,
         None => from_environment()?,
     };
-    let client = client::Client::new(address, arguments.token_file.as_deref())?;
+    let client = client::Client::new(address, arguments.token_file.as_deref(), arguments.timeout)?;
     match arguments.action {
         None => Ok(()),
         Some(Action::Top) => top::run(
@@ -161,15 +198,33 @@ fn run(arguments: Arguments) -> Result<(), String> {
             path,
             body,
             show,
-            keeps_all_of,
+            care,
         }) => {
-            if let Some(disk) = keeps_all_of {
+            if let Some(disk) = care.keeps_all_of {
                 refuse_smaller(&client, &disk, body.as_ref())?;
             }
+            if let Some(file) = care.makes {
+                refuse_existing(&file)?;
+            }
             let value = ask(&client, method, &path, body.as_ref())?;
+            if let Some(job) = care.waits_for {
+                let progress = Progress::new(program, false, arguments.output == Output::Json, 0.0);
+                wait::until_ended(&client, &job, progress)?;
+            }
             show::print(&value, show, arguments.output);
             Ok(())
         }
+    }
+}
+
+/// Refuses a file that is there, as far as that is seen from here: it would be written over.
+#[cfg(feature = "http")]
+fn refuse_existing(file: &str) -> Result<(), String> {
+    match std::fs::symlink_metadata(file) {
+        Ok(_) => Err(format!(
+            "'{file}' is there already, and what it holds would be lost: say --overwrite if that is meant"
+        )),
+        Err(_) => Ok(()),
     }
 }
 

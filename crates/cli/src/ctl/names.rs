@@ -2,12 +2,17 @@
 //!
 //! Invariant: what fails leads to no names, never to a message.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use super::address::Address;
 use super::arguments::VARIABLE;
 use super::client::Client;
 use super::{ask, tables};
+
+/// Somebody sits there.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What is named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +35,12 @@ pub fn names(
             .map(str::to_owned)
             .or_else(|| std::env::var(VARIABLE).ok())?;
         let address = Address::parse(&text).ok()?;
-        let client = Client::new(address, token_file.map(std::path::Path::new)).ok()?;
+        let client = Client::new(
+            address,
+            token_file.map(std::path::Path::new),
+            Some(PATIENCE),
+        )
+        .ok()?;
         let (method, path) = match kind {
             Named::Disks => ("GET", "/v1/disks"),
             Named::Jobs => ("GET", "/v1/jobs"),

@@ -169,6 +169,55 @@ fn what_goes_wrong_is_told_with_what_to_do() {
 }
 
 #[test]
+fn a_backup_is_waited_for_and_writes_over_nothing_unasked() {
+    let served = Served::new(DISK, None);
+    let path = |name: &str| served.place.path(name);
+    served.ctl_says("backup d copy.qcow2 -f qcow2 --wait");
+    assert!(
+        !served.ctl_says("jobs").contains("backup-d"),
+        "it was dismissed"
+    );
+    served.place.img("check -q copy.qcow2");
+    let before = std::fs::read(path("copy.qcow2")).expect("it is there");
+    for line in [
+        "backup d copy.qcow2",
+        "mirror d copy.qcow2",
+        "snapshot d copy.qcow2",
+    ] {
+        let refused = served.ctl_fails(line);
+        assert!(refused.contains("--overwrite"), "{line}: {refused}");
+    }
+    assert_eq!(
+        std::fs::read(path("copy.qcow2")).expect("it is there"),
+        before
+    );
+    served.ctl_says("backup d copy.qcow2 -f qcow2 --overwrite --wait");
+    // What a job meets is told, and the job is gone.
+    std::fs::write(path("junk"), [7; 1 << 20]).expect("a file");
+    let reads = json!([{"event": "none", "iotype": "read", "errno": 5}]);
+    let below = json!({"driver": "blkdebug", "image": {"driver": "file", "filename": "junk"},
+        "inject-error": reads});
+    let worn = json!({"driver": "raw", "node-name": "worn", "file": below});
+    served.ctl_says(&format!("qmp blockdev-add {worn}"));
+    let failed = served.ctl_fails("backup worn other.raw -f raw --wait --job-id broken");
+    assert!(failed.contains("'broken' has failed: "), "{failed}");
+    assert!(!served.ctl_says("jobs").contains("broken"));
+    served.daemon.end();
+}
+
+#[test]
+fn a_daemon_that_does_not_answer_is_given_up() {
+    let served = Served::new(DISK, None);
+    let child = served.daemon.child.id().to_string();
+    served.place.must("kill", &["-STOP", &child]);
+    let failed = served.ctl_fails("list --timeout 0.3");
+    assert!(failed.contains("--timeout"), "{failed}");
+    served.place.must("kill", &["-CONT", &child]);
+    served.ctl_says("list --timeout 0");
+    served.daemon.end();
+}
+
+#[test]
 fn a_token_comes_from_a_file() {
     let place = crate::place::Place::new();
     std::fs::write(place.path("token"), "0123456789abcdef\n").expect("a file");

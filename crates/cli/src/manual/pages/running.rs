@@ -28,6 +28,10 @@ pub(super) const CTL: Page = Page {
             "a copy of the disk as it is now, at 50 MiB a second",
         ),
         (
+            "vellum ctl backup disk /backup/disk.qcow2 --overwrite --wait",
+            "the same every night, over the one of the night before; it fails if the job does",
+        ),
+        (
             "vellum ctl top -i 1",
             "what each disk is asked for, looked at every second",
         ),
