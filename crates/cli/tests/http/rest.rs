@@ -59,6 +59,8 @@ fn a_disk_is_told_with_its_layers_exports_and_what_was_asked_of_it() {
     assert_eq!(sample["disks"][0]["write-bytes"], 65536, "{sample}");
     let host = served.must("GET", "/v1/host", Value::Null);
     assert_eq!(host["pid"], served.daemon.child.id());
+    let name = served.place.must("uname", &["-n"]);
+    assert_eq!(host["host-name"], name.trim_end());
     let systems = host["file-systems"].as_array().expect("file systems");
     assert!(
         systems[0]["size-bytes"].as_u64() > systems[0]["free-bytes"].as_u64(),
@@ -111,6 +113,15 @@ fn what_http_changes_a_monitor_sees_and_the_other_way_round() {
     );
     served.daemon.wait("m", "ready");
     wait(&served, "m", Some("ready"));
+    // What is only written to by a job is no disk.
+    let disks = served.must("GET", "/v1/disks", Value::Null);
+    let names: Vec<&Value> = disks
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|disk| &disk["node-name"])
+        .collect();
+    assert_eq!(names, ["free", "over"], "{disks}");
     assert_eq!(
         served.must("GET", "/v1/disks/over", Value::Null)["jobs"],
         json!(["m"])

@@ -10,8 +10,11 @@ use vellum::BlockDevice;
 use vellum_storage::nodes::watch::WriteWatch;
 
 use super::names::Naming;
-use super::{Nodes, User};
+use super::{Nodes, Use, User};
 use crate::graph::NodeKind;
+
+/// What a node is to a job that writes to it alone.
+const TARGET: &str = "target";
 
 /// A node with what it stands on.
 #[derive(Debug)]
@@ -28,7 +31,8 @@ pub(crate) struct NodeState {
     pub(crate) children: Vec<(String, String)>,
     /// It shows what one of its children does.
     pub(crate) is_filter: bool,
-    /// Another node stands on it, or it belongs to a job.
+    /// Another node stands on it, or it belongs to a job: it is what one puts somewhere else, and nobody
+    /// uses it beside.
     pub(crate) is_below: bool,
     /// Jobs that work with it.
     pub(crate) jobs: Vec<String>,
@@ -105,7 +109,10 @@ impl Nodes {
                 let Some(node) = named.nodes.get(name) else {
                     continue;
                 };
-                let users = named.uses.of(name).map(|one| &one.user);
+                let uses = named.uses.of(name);
+                let is_target = |one: &Use| one.user.is_job() && one.wanted.role == TARGET;
+                let is_only_target = uses.clone().next().is_some() && uses.clone().all(is_target);
+                let users = uses.map(|one| &one.user);
                 let jobs = users.clone().filter_map(|user| match user {
                     User::Job { id, .. } => Some(id.clone()),
                     User::Node(_) | User::Export(_) => None,
@@ -126,6 +133,7 @@ impl Nodes {
                     children: children.collect(),
                     is_filter: node.is_filter_driver(),
                     is_below: node.is_filter
+                        || is_only_target
                         || users.clone().any(|user| matches!(user, User::Node(_))),
                     jobs: jobs.collect(),
                     device: None,

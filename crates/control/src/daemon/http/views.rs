@@ -181,6 +181,7 @@ pub(super) fn host(picture: &Picture) -> Value {
     let qemu = &qmp::version("")["qemu"];
     json!({
         "name": "vellum",
+        "host-name": host_name(),
         "version": env!("CARGO_PKG_VERSION"),
         "qemu-version": format!("{}.{}.{}", qemu["major"], qemu["minor"], qemu["micro"]),
         "pid": std::process::id(),
@@ -194,6 +195,12 @@ pub(super) fn host(picture: &Picture) -> Value {
         "discarded-bytes": discarded.map(|watch| watch.discarded().1).sum::<u64>(),
         "file-systems": file_systems.collect::<Vec<_>>(),
     })
+}
+
+/// What the machine is called; empty where the system does not say it.
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim_end().to_owned()
 }
 
 /// A file system with images on it.
