@@ -74,6 +74,11 @@ impl ConfigFile {
         format!("{}:{line}", self.path.display())
     }
 
+    /// Whether what cannot be made is told, and the others are served.
+    pub(super) fn reports(&self) -> bool {
+        self.first.on_error == OnError::Report
+    }
+
     /// What it says at the start.
     pub(super) fn parts(&self) -> &Parts {
         &self.first.parts
@@ -116,6 +121,9 @@ impl ConfigFile {
     ) -> Result<(), Failure> {
         let mut parts = self.first.parts.clone();
         parts.leave_out_missing(&self.parts_in_force().await);
+        for refused in program.daemon.leave_out_lost(&mut parts) {
+            self.tell(format!("{}: {refused}", self.path.display()));
+        }
         self.bring(program, &parts, remembered).await?;
         self.take_left_sockets(program).await
     }
@@ -224,17 +232,44 @@ impl ConfigFile {
             ));
         }
         program.daemon.watch_space(&config.space_warning_percent);
-        let none = BTreeMap::new();
-        let mut in_force = self.in_force.lock().await;
-        let applied = in_force
-            .become_as(&program.daemon, &config.parts, &self.path, &none)
-            .await;
-        drop(in_force);
+        let applied = match program.daemon.has_lost() {
+            true => self.become_with_lost(program, config).await,
+            false => {
+                let mut in_force = self.in_force.lock().await;
+                let none = BTreeMap::new();
+                in_force
+                    .become_as(&program.daemon, &config.parts, &self.path, &none)
+                    .await
+            }
+        };
         self.tell_all(&applied);
         let parts = self.parts_in_force().await;
         if let Err(error) = program.daemon.note_config(&parts).await {
             self.tell(report::error_text(&error));
         }
+    }
+
+    /// Tries what was lost of the state file once more, on the disks as the file has them by now, and
+    /// brings its exports into force, as far as they show all that was written.
+    async fn become_with_lost(&self, program: &Program, config: &Config) -> Applied {
+        let daemon = &program.daemon;
+        let remembered = daemon.shown_before_loss(&config.parts);
+        let mut in_force = self.in_force.lock().await;
+        let mut parts = config.parts.clone();
+        daemon.leave_out_lost(&mut parts);
+        // What cannot be made is told when it was tried again.
+        let _ = in_force
+            .become_as(daemon, &parts, &self.path, &remembered)
+            .await;
+        let lost = daemon.retry_lost(&config.parts).await;
+        let mut parts = config.parts.clone();
+        let refused = daemon.leave_out_lost(&mut parts);
+        for text in lost.into_iter().chain(refused) {
+            self.tell(format!("{}: {text}", self.path.display()));
+        }
+        in_force
+            .become_as(daemon, &parts, &self.path, &remembered)
+            .await
     }
 
     fn gone_monitors(&self, config: &Config) -> Vec<String> {
@@ -247,7 +282,7 @@ impl ConfigFile {
     }
 
     /// Tells what is not as the file wants it.
-    fn tell(&self, text: String) {
+    pub(super) fn tell(&self, text: String) {
         report::error(&text);
         self.mistakes.borrow_mut().push(text);
     }

@@ -2,7 +2,8 @@
 //! `--config` say, which count for what they name.
 //!
 //! Invariant: a file that is damaged, or of which something cannot be brought back, ends the start, and
-//! stays as it is. Jobs are no such things: one that cannot be begun anew is told of.
+//! stays as it is. Jobs are no such things: one that cannot be begun anew is told of. With `on-error =
+//! "report"` nodes are not either: what cannot be had stays in the file, and is tried again.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -11,6 +12,7 @@ use vellum_control::daemon::config::Parts;
 use vellum_control::daemon::{Daemon, SavedState};
 
 use super::Program;
+use super::config::ConfigFile;
 use crate::report;
 use crate::server::Failure;
 
@@ -30,6 +32,14 @@ impl StateFile {
         let path = PathBuf::from(path);
         let saved = Daemon::read_state(&path)?;
         Ok(StateFile { path, saved })
+    }
+}
+
+/// Tells what cannot be had, and is kept.
+fn tell_lost(program: &Program, text: String) {
+    match &program.config {
+        Some(config) => config.tell(text),
+        None => report::error(text),
     }
 }
 
@@ -55,8 +65,11 @@ pub(super) async fn bring_all(program: &Rc<Program>) -> Result<(), Failure> {
         config.start(program).await?;
     }
     if let Some(state) = &program.state {
-        let restored = daemon.restore_nodes(&state.saved, wanted).await;
-        restored.map_err(of_file(state))?;
+        let keeps_lost = program.config.as_ref().is_some_and(ConfigFile::reports);
+        let restored = daemon.restore_nodes(&state.saved, wanted, keeps_lost).await;
+        for failure in restored.map_err(of_file(state))? {
+            tell_lost(program, format!("{}: {failure}", state.path.display()));
+        }
     }
     if let Some(state) = &program.state {
         // Before anybody is served.

@@ -69,6 +69,13 @@ fn a_disk_is_told_with_its_layers_exports_and_what_was_asked_of_it() {
     served.daemon.end();
 }
 
+fn disk_names(served: &Served) -> Vec<String> {
+    let disks = served.must("GET", "/v1/disks", Value::Null);
+    let names = disks.as_array().expect("a list").iter();
+    let name = |disk: &Value| disk["node-name"].as_str().expect("a name").to_owned();
+    names.map(name).collect()
+}
+
 #[test]
 fn what_http_changes_a_monitor_sees_and_the_other_way_round() {
     let mut served = Served::new(DISK, None);
@@ -114,14 +121,7 @@ fn what_http_changes_a_monitor_sees_and_the_other_way_round() {
     served.daemon.wait("m", "ready");
     wait(&served, "m", Some("ready"));
     // What is only written to by a job is no disk.
-    let disks = served.must("GET", "/v1/disks", Value::Null);
-    let names: Vec<&Value> = disks
-        .as_array()
-        .expect("a list")
-        .iter()
-        .map(|disk| &disk["node-name"])
-        .collect();
-    assert_eq!(names, ["free", "over"], "{disks}");
+    assert_eq!(disk_names(&served), ["free", "over"]);
     assert_eq!(
         served.must("GET", "/v1/disks/over", Value::Null)["jobs"],
         json!(["m"])

@@ -5,6 +5,7 @@ mod config;
 #[path = "../../../export/tests/vhost_user_blk/guest.rs"]
 mod guest;
 mod log;
+mod lost;
 mod place;
 mod space;
 mod state;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::place::{Client, Place, Service, VELLUM, wait_for};
+use crate::place::{Client, Place, Service, VELLUM};
 
 const WORDS: [&str; 8] = [
     "--chardev",
@@ -19,26 +19,26 @@ const WORDS: [&str; 8] = [
     "state",
 ];
 
-fn start(place: &Place) -> (Service, Client) {
+pub fn start(place: &Place) -> (Service, Client) {
     let service = place.serve(&WORDS);
     let client = Client::connect(&place.path("qmp.sock"));
     (service, client)
 }
 
-fn again(place: &Place, service: Service) -> (Service, Client) {
+pub fn again(place: &Place, service: Service) -> (Service, Client) {
     service.kill();
     start(place)
 }
 
-fn node(name: &str, file: &str) -> Value {
+pub fn node(name: &str, file: &str) -> Value {
     json!({"driver": "qcow2", "node-name": name, "file": {"driver": "file", "filename": file}})
 }
 
-fn export(id: &str, node: &str) -> Value {
+pub fn export(id: &str, node: &str) -> Value {
     json!({"type": "nbd", "id": id, "node-name": node, "name": id, "writable": true})
 }
 
-fn snapshot(node: &str, overlay: &str) -> Value {
+pub fn snapshot(node: &str, overlay: &str) -> Value {
     json!({
         "node-name": node, "snapshot-file": overlay, "snapshot-node-name": overlay,
         "format": "qcow2",
@@ -46,7 +46,7 @@ fn snapshot(node: &str, overlay: &str) -> Value {
 }
 
 /// The nodes that exports show.
-fn shown(client: &mut Client) -> BTreeMap<String, String> {
+pub fn shown(client: &mut Client) -> BTreeMap<String, String> {
     let exports = client.must("query-block-exports", json!({}));
     let text = |value: &Value| value.as_str().expect("a text").to_owned();
     let exports = exports.as_array().expect("a list").iter();
@@ -175,102 +175,6 @@ fn jobs_begin_anew_and_users_stay_where_they_were_led() {
 }
 
 #[test]
-fn jobs_come_back_as_they_were_told_to_go_on() {
-    let place = Place::new();
-    let (service, mut client) = start(&place);
-    client.must("blockdev-add", node("a", "a"));
-    client.must("blockdev-add", node("b", "b"));
-    client.must("block-export-add", export("a", "a"));
-    place.io("a", &["write -P 3 0 1M", "flush"]);
-    let mirror = json!({"job-id": "j", "device": "a", "target": "b", "sync": "full", "speed": 1});
-    client.must("blockdev-mirror", mirror);
-    client.must("block-job-set-speed", json!({"device": "j", "speed": 2}));
-    client.must("job-pause", json!({"id": "j"}));
-    let told = |client: &mut Client| {
-        let job = client.must("query-block-jobs", json!({}))[0].clone();
-        (job["speed"].clone(), job["paused"].clone())
-    };
-    let (service, mut client) = again(&place, service);
-    assert_eq!(told(&mut client), (json!(2), json!(true)));
-    client.must("block-job-set-speed", json!({"device": "j", "speed": 0}));
-    let (service, mut client) = again(&place, service);
-    assert_eq!(told(&mut client), (json!(0), json!(true)));
-    client.must("block-job-resume", json!({"device": "j"}));
-    client.event("BLOCK_JOB_READY");
-    let (service, mut client) = again(&place, service);
-    wait_for("the job goes on", || {
-        client.must("query-block-jobs", json!({}))[0]["ready"] == true
-    });
-    service.end();
-}
-
-/// A lock that is held by this test keeps the start waiting, whose first step was long before.
-#[test]
-fn a_reload_during_the_start_is_done_after_it() {
-    use rustix::fs::{FlockOperation, flock};
-    let place = Place::new();
-    place.write("disks.toml", CONFIG);
-    let lock = std::fs::File::create(place.path("state.lock")).expect("a file");
-    flock(&lock, FlockOperation::LockExclusive).expect("nobody has it");
-    let service = place.start(&["--config", "disks.toml", "--state", "state"]);
-    let folder = format!("/proc/{}/fd", service.child.id());
-    wait_for("the lock", || {
-        let files = std::fs::read_dir(&folder).into_iter().flatten().flatten();
-        let mut paths = files.filter_map(|file| std::fs::read_link(file.path()).ok());
-        paths.any(|path| path.ends_with("state.lock"))
-    });
-    let more = "[[disk.export]]\ntype = 'nbd'\nid = 'more'\nname = 'more'\n";
-    place.write("disks.toml", &(CONFIG.to_owned() + more));
-    service.signal("-HUP");
-    drop(lock);
-    service.wait_told("READY=1");
-    service.wait_told("RELOADING=1");
-    service.wait_told("READY=1");
-    let mut client = Client::connect(&place.path("qmp.sock"));
-    assert_eq!(client.exports(), ["a", "more"]);
-    service.end();
-}
-
-/// Whichever name a daemon was given, there is one file, and one lock of it.
-#[test]
-fn a_state_file_is_one_whatever_leads_to_it() {
-    let place = Place::new();
-    std::fs::create_dir(place.path("kept")).expect("a folder");
-    std::os::unix::fs::symlink("kept/state", place.path("state")).expect("a link");
-    let (service, mut client) = start(&place);
-    client.must("blockdev-add", node("a", "a"));
-    let (service, mut client) = again(&place, service);
-    assert!(
-        client
-            .names("query-named-block-nodes", "node-name")
-            .contains(&"a".to_owned())
-    );
-    let is_link = |name: &str| {
-        let found = std::fs::symlink_metadata(place.path(name)).expect("it is there");
-        found.is_symlink()
-    };
-    assert!(is_link("state") && !is_link("kept/state"));
-    let other = refused(&place, &["--state", "kept/state"]);
-    assert!(other.contains("another daemon keeps"), "{other}");
-    service.end();
-    std::fs::hard_link(place.path("kept/state"), place.path("twin")).expect("a link");
-    for name in ["twin", "state"] {
-        let twin = refused(&place, &["--state", name]);
-        assert!(twin.contains("hard links"), "{twin}");
-    }
-    place.must("mkfifo", &["pipe"]);
-    for (option, name) in [
-        ("--state", "pipe"),
-        ("--state", "/dev/zero"),
-        ("--config", "pipe"),
-        ("--config", "/dev/zero"),
-    ] {
-        let why = refused(&place, &[option, name]);
-        assert!(why.contains("no regular file"), "{option} {name}: {why}");
-    }
-}
-
-#[test]
 fn a_quorum_comes_back_with_the_children_that_it_has() {
     let place = Place::new();
     let (service, mut client) = start(&place);
@@ -367,7 +271,7 @@ fn a_damaged_file_is_left_alone() {
     service.end();
 }
 
-const CONFIG: &str = "[daemon]\nmonitors = ['qmp.sock']\nnbd = { path = 'nbd.sock' }\n\
+pub const CONFIG: &str = "[daemon]\nmonitors = ['qmp.sock']\nnbd = { path = 'nbd.sock' }\n\
     [[disk]]\nname = 'a'\nimage = 'a'\nformat = 'qcow2'\n\
     [[disk.export]]\ntype = 'nbd'\nid = 'a'\nname = 'a'\nwritable = true\n";
 
@@ -405,7 +309,7 @@ fn a_configuration_counts_for_what_it_names() {
 }
 
 /// What a start says that must not be.
-fn refused(place: &Place, words: &[&str]) -> String {
+pub fn refused(place: &Place, words: &[&str]) -> String {
     let output = place.output(VELLUM, &[&["daemon"], words].concat());
     assert!(!output.status.success(), "{output:?}");
     String::from_utf8_lossy(&output.stderr).into_owned()

@@ -10,7 +10,7 @@ use vellum::BlockDevice;
 use vellum_storage::nodes::watch::WriteWatch;
 
 use super::names::Naming;
-use super::{Nodes, Use, User};
+use super::{NamedNode, Nodes, Use, User};
 use crate::graph::NodeKind;
 
 /// What a node is to a job that writes to it alone.
@@ -78,6 +78,15 @@ pub(crate) struct Wanted<'a> {
     pub(crate) sizes: bool,
 }
 
+impl NamedNode {
+    /// Whether jobs write to a node, and nobody uses it beside.
+    fn is_only_target(&self, name: &str) -> bool {
+        let mut uses = self.uses.of(name).peekable();
+        let is_target = |one: &Use| one.user.is_job() && one.wanted.role == TARGET;
+        uses.peek().is_some() && uses.all(is_target)
+    }
+}
+
 impl Nodes {
     /// The paths of the host's files that nodes are; none of them is asked anything.
     pub(crate) fn file_paths(&self) -> Vec<String> {
@@ -109,10 +118,8 @@ impl Nodes {
                 let Some(node) = named.nodes.get(name) else {
                     continue;
                 };
-                let uses = named.uses.of(name);
-                let is_target = |one: &Use| one.user.is_job() && one.wanted.role == TARGET;
-                let is_only_target = uses.clone().next().is_some() && uses.clone().all(is_target);
-                let users = uses.map(|one| &one.user);
+                let is_only_target = named.is_only_target(name);
+                let users = named.uses.of(name).map(|one| &one.user);
                 let jobs = users.clone().filter_map(|user| match user {
                     User::Job { id, .. } => Some(id.clone()),
                     User::Node(_) | User::Export(_) => None,

@@ -25,7 +25,12 @@ pub(super) async fn reopen(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     arguments.finish()?;
     let mut all = Vec::with_capacity(items.len());
     for (at, item) in items.into_iter().enumerate() {
-        all.push(check(item.into_options()?, &format!("options[{at}]."))?);
+        let options = item.into_options()?;
+        // A quorum is refused, whatever its options are.
+        all.push(match options.get_text("driver") {
+            Some("quorum") => options,
+            _ => check(options, &format!("options[{at}]."))?,
+        });
     }
     let names = all.iter().filter_map(|one| one.get_text("node-name"));
     let names: Vec<String> = names.map(str::to_owned).collect();
@@ -77,10 +82,6 @@ fn check(options: Options, prefix: &str) -> Result<Options, Failure> {
     }
     if matches!(driver, "file" | "host_device" | "host_cdrom") && !has("filename") {
         return missing("filename");
-    }
-    if driver == "quorum" {
-        // Which is refused, whatever its options are.
-        return Ok(options);
     }
     let is_bottom =
         BOTTOM.contains(&driver) || url_name::is_scheme(driver) || matches!(driver, "rbd" | "ssh");

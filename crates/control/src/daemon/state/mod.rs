@@ -12,6 +12,7 @@
 //! - Nothing is written before everything was brought back, nor while the daemon ends.
 
 mod file;
+mod lost;
 mod restore;
 
 use std::cell::RefCell;
@@ -33,6 +34,7 @@ use super::{Daemon, DaemonState};
 use crate::Nodes;
 use crate::qmp::{Arguments, Failure, Outcome};
 use crate::throttle_groups;
+use lost::Lost;
 pub use restore::SavedState;
 
 /// Commands that begin jobs which can be begun anew.
@@ -78,6 +80,7 @@ struct Keeper {
     path: PathBuf,
     /// What the file has.
     written: Mutex<Arc<Value>>,
+    lost: Arc<Mutex<Lost>>,
 }
 
 impl Keeper {
@@ -117,6 +120,7 @@ impl Keeper {
     ) -> Pin<Box<dyn Future<Output = vellum::Result<()>> + Send>> {
         let mut content = Value::clone(&self.written.lock());
         content["nodes"] = described(nodes, Some((from, to)));
+        self.lost.lock().add_nodes(&mut content["nodes"], nodes);
         for export in content["exports"].as_array_mut().into_iter().flatten() {
             if export["node"] == from {
                 export["node"] = json!(to);
@@ -151,6 +155,8 @@ pub(super) struct Recorder {
     jobs: RefCell<BTreeMap<String, Value>>,
     /// The parts that a configuration has made, and the nodes that they were to have.
     config: RefCell<Map<String, Value>>,
+    /// What is kept for the file that could not be brought back.
+    lost: Arc<Mutex<Lost>>,
 }
 
 /// What a command is to be noted as, if it succeeds.
@@ -204,14 +210,18 @@ impl Recorder {
             }
             arguments
         });
-        json!({
+        let mut content = json!({
             "objects": objects.collect::<Vec<_>>(),
             "server": state.server_options(),
             "nodes": described(&state.nodes, None),
             "exports": state.exports.describe(&state.nodes),
             "jobs": self.describe_jobs(jobs),
             "config": *self.config.borrow(),
-        })
+        });
+        let lost = self.lost.lock();
+        lost.add_nodes(&mut content["nodes"], &state.nodes);
+        lost.add_others(&mut content);
+        content
     }
 
     /// The jobs, as they have been told to go on since they began.
@@ -265,6 +275,7 @@ impl Daemon {
         let keeper = Arc::new(Keeper {
             path: saved.place().to_owned(),
             written: Mutex::default(),
+            lost: self.state.lost.clone(),
         });
         self.state.keeper.replace(Some(keeper.clone()));
         // What users are led to is noted in what there is.

@@ -12,9 +12,10 @@ use std::rc::Rc;
 use serde_json::{Map, Value, json};
 
 use super::members;
+use crate::Nodes;
 use crate::daemon::commands::object_type;
 use crate::daemon::config::{PartKey, PartKind, Parts};
-use crate::daemon::{Daemon, Failure, carry_out, message};
+use crate::daemon::{Daemon, DaemonState, Failure, carry_out, message};
 use crate::options::Options;
 use crate::qmp::Arguments;
 
@@ -23,36 +24,48 @@ use crate::qmp::Arguments;
 pub struct SavedState {
     objects: Vec<Map<String, Value>>,
     server: Option<Map<String, Value>>,
-    nodes: Vec<Map<String, Value>>,
-    exports: Vec<SavedExport>,
-    jobs: Vec<SavedJob>,
+    pub(super) nodes: Vec<Map<String, Value>>,
+    pub(super) exports: Vec<SavedExport>,
+    pub(super) jobs: Vec<SavedJob>,
     /// What chains may be.
     chains: Vec<Map<String, Value>>,
     /// What jobs for these leave behind.
     chains_left: Vec<Map<String, Value>>,
     /// The parts that a configuration had made, and the nodes that they were to have.
-    config: Map<String, Value>,
+    pub(super) config: Map<String, Value>,
     /// Where the file is, whatever links lead there.
     place: PathBuf,
     /// Keeps other daemons away from the file.
     _lock: Option<File>,
 }
 
-#[derive(Debug)]
-struct SavedExport {
-    id: String,
-    options: Map<String, Value>,
+#[derive(Debug, Clone)]
+pub(super) struct SavedExport {
+    pub(super) id: String,
+    pub(super) options: Map<String, Value>,
     /// The node that it showed.
-    node: String,
+    pub(super) node: String,
 }
 
-#[derive(Debug)]
-struct SavedJob {
-    id: String,
-    command: String,
-    arguments: Map<String, Value>,
+impl SavedExport {
+    /// Makes it.
+    pub(super) async fn add_to(&self, state: &mut DaemonState) -> Result<(), Failure> {
+        let mut options = Options::from_object(self.options.clone())?;
+        options.set_text("node-name", &*self.node);
+        let added = state.add_export(options).await;
+        added.map_err(|Failure(why)| {
+            message(format!("cannot bring the export '{}' back: {why}", self.id))
+        })
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct SavedJob {
+    pub(super) id: String,
+    pub(super) command: String,
+    pub(super) arguments: Map<String, Value>,
     /// It waits for somebody who has it go on.
-    is_paused: bool,
+    pub(super) is_paused: bool,
 }
 
 fn objects_of(content: &mut Value, key: &str) -> Result<Vec<Map<String, Value>>, String> {
@@ -70,7 +83,7 @@ fn objects_of(content: &mut Value, key: &str) -> Result<Vec<Map<String, Value>>,
     }
 }
 
-fn text(object: &Map<String, Value>, key: &str) -> Result<String, String> {
+pub(super) fn text(object: &Map<String, Value>, key: &str) -> Result<String, String> {
     let found = object.get(key).and_then(Value::as_str).map(str::to_owned);
     found.ok_or_else(|| format!("'{key}' is missing"))
 }
@@ -88,7 +101,7 @@ fn references<'a>(value: &'a Value, found: &mut BTreeSet<&'a str>) {
     }
 }
 
-fn references_of<'a>(members: &'a Map<String, Value>, found: &mut BTreeSet<&'a str>) {
+pub(super) fn references_of<'a>(members: &'a Map<String, Value>, found: &mut BTreeSet<&'a str>) {
     for (key, value) in members {
         if !NO_REFERENCES.contains(&key.as_str()) {
             references(value, found);
@@ -104,7 +117,7 @@ fn below(node: &Map<String, Value>) -> Option<&str> {
 }
 
 /// Where the bytes of an image are, whatever the options of its opening.
-fn place(node: &Map<String, Value>) -> Vec<&Value> {
+pub(super) fn place(node: &Map<String, Value>) -> Vec<&Value> {
     const PLACES: [&str; 8] = [
         "driver", "filename", "path", "server", "export", "url", "image", "pool",
     ];
@@ -115,7 +128,7 @@ fn place(node: &Map<String, Value>) -> Vec<&Value> {
 }
 
 /// Nodes, each after those that it names: what users are led to may stand behind them in the file.
-fn bottom_up(nodes: &[Map<String, Value>]) -> Vec<&Map<String, Value>> {
+pub(super) fn bottom_up(nodes: &[Map<String, Value>]) -> Vec<&Map<String, Value>> {
     let name = |node: &'_ Map<String, Value>| {
         let name = node.get("node-name").and_then(Value::as_str);
         name.unwrap_or_default().to_owned()
@@ -256,6 +269,36 @@ impl SavedState {
     }
 }
 
+/// Refuses nodes that do not show what they did before.
+pub(super) fn check_same(before: &[Map<String, Value>], nodes: &Nodes) -> Result<(), Failure> {
+    let now: BTreeMap<String, Value> = nodes.descriptions(None).into_iter().collect();
+    let backings = before.iter().filter_map(|node| node.get("backing"));
+    let under_overlays: BTreeSet<&str> = backings.filter_map(Value::as_str).collect();
+    for before in before {
+        let name = text(before, "node-name").map_err(message)?;
+        let Some(Value::Object(now)) = now.get(&name) else {
+            continue;
+        };
+        let (was, is) = (below(before), below(now));
+        if was != is {
+            let shown = |below: Option<&str>| below.unwrap_or("nothing").to_owned();
+            return Err(message(format!(
+                "'{name}' stood on '{}' and would stand on '{}', which lacks what was written since: have \
+                 it described so again, or move the state file away",
+                shown(was),
+                shown(is)
+            )));
+        }
+        if under_overlays.contains(&*name) && place(before) != place(now) {
+            return Err(message(format!(
+                "an overlay stands on '{name}', which is another image than it was: have it \
+                 described as it was, or move the state file away"
+            )));
+        }
+    }
+    Ok(())
+}
+
 impl Daemon {
     /// Brings objects back, and the NBD server, unless `wanted` has them.
     ///
@@ -283,12 +326,18 @@ impl Daemon {
     }
 
     /// Brings nodes back that `wanted` has not. Those of `wanted` on which one of them stands are only
-    /// read, as they were before.
+    /// read, as they were before. What cannot be had stays in the file, if `keeps_lost`, and is told.
     ///
     /// # Errors
-    /// For the first that cannot be opened; says which.
-    pub async fn restore_nodes(&self, saved: &SavedState, wanted: &Parts) -> Result<(), Failure> {
+    /// Otherwise for the first that cannot be opened; says which.
+    pub async fn restore_nodes(
+        &self,
+        saved: &SavedState,
+        wanted: &Parts,
+        keeps_lost: bool,
+    ) -> Result<Vec<String>, Failure> {
         let state = self.parts.lock().await;
+        let (mut lost, mut told) = (BTreeSet::new(), Vec::new());
         for node in bottom_up(&saved.nodes) {
             let name = text(node, "node-name").map_err(message)?;
             if !saved.is_own(PartKind::Disk, &name, wanted) || state.nodes.contains(&name) {
@@ -303,7 +352,12 @@ impl Daemon {
                 }
                 let why = crate::error_text(&error);
                 let text = format!("cannot bring the node '{name}' back: {why}");
-                return Err(message(text));
+                if !keeps_lost {
+                    return Err(message(text));
+                }
+                told.push(text);
+                lost.insert(name);
+                continue;
             }
             // One that is served was written to, whatever stands on it.
             let is_served = |name: &str| saved.exports.iter().any(|export| export.node == name);
@@ -312,7 +366,18 @@ impl Daemon {
                 state.nodes.stop_writing(below).await;
             }
         }
-        Ok(())
+        if keeps_lost {
+            // What a configuration wants it tells itself.
+            let names = saved
+                .nodes
+                .iter()
+                .filter_map(|node| text(node, "node-name").ok());
+            let is_wanted =
+                |name: &String| wanted.get(&PartKey::new(PartKind::Disk, &**name)).is_some();
+            lost.extend(names.filter(|name| is_wanted(name) && !state.nodes.contains(name)));
+        }
+        self.note_lost(saved, &lost);
+        Ok(told)
     }
 
     /// Refuses nodes that others than the state have made, and that do not show what they showed: users were
@@ -321,33 +386,7 @@ impl Daemon {
     /// # Errors
     /// For the first such node; says what it was.
     pub async fn check_restored(&self, saved: &SavedState) -> Result<(), Failure> {
-        let state = self.parts.lock().await;
-        let now: BTreeMap<String, Value> = state.nodes.descriptions(None).into_iter().collect();
-        let backings = saved.nodes.iter().filter_map(|node| node.get("backing"));
-        let under_overlays: BTreeSet<&str> = backings.filter_map(Value::as_str).collect();
-        for before in &saved.nodes {
-            let name = text(before, "node-name").map_err(message)?;
-            let Some(Value::Object(now)) = now.get(&name) else {
-                continue;
-            };
-            let (was, is) = (below(before), below(now));
-            if was != is {
-                let shown = |below: Option<&str>| below.unwrap_or("nothing").to_owned();
-                return Err(message(format!(
-                    "'{name}' stood on '{}' and would stand on '{}', which lacks what was written since: have \
-                     it described so again, or move the state file away",
-                    shown(was),
-                    shown(is)
-                )));
-            }
-            if under_overlays.contains(&*name) && place(before) != place(now) {
-                return Err(message(format!(
-                    "an overlay stands on '{name}', which is another image than it was: have it \
-                     described as it was, or move the state file away"
-                )));
-            }
-        }
-        Ok(())
+        check_same(&saved.nodes, &self.parts.lock().await.nodes)
     }
 
     /// Brings exports back that `wanted` has not.
@@ -359,15 +398,11 @@ impl Daemon {
         for export in &saved.exports {
             let id = &export.id;
             let is_there = state.exports.accounting(id).is_some();
-            if is_there || !saved.is_own(PartKind::Export, id, wanted) {
+            let is_lost = self.state.lost.lock().has_export(id);
+            if is_there || is_lost || !saved.is_own(PartKind::Export, id, wanted) {
                 continue;
             }
-            let mut options = Options::from_object(export.options.clone())?;
-            options.set_text("node-name", &*export.node);
-            let added = state.add_export(options).await;
-            added.map_err(|Failure(why)| {
-                message(format!("cannot bring the export '{id}' back: {why}"))
-            })?;
+            export.add_to(&mut state).await?;
         }
         Ok(())
     }
@@ -406,41 +441,50 @@ impl Daemon {
     /// line.
     pub async fn restore_jobs(self: &Rc<Self>, saved: &SavedState) -> Vec<String> {
         let mut failures = Vec::new();
-        for SavedJob {
+        for job in &saved.jobs {
+            let is_lost = self.state.lost.lock().has_job(&job.id);
+            if !is_lost {
+                failures.extend(self.begin_saved(job).await);
+            }
+        }
+        failures
+    }
+
+    /// Begins a job anew; says why not where it cannot be.
+    pub(super) async fn begin_saved(self: &Rc<Self>, job: &SavedJob) -> Option<String> {
+        let SavedJob {
             id,
             command,
             arguments,
             is_paused,
-        } in &saved.jobs
-        {
-            let known = super::JOBS.iter().find(|known| **known == command.as_str());
-            let begun = match known {
-                Some(command) => {
-                    let begun = carry_out(self, command, Arguments::new(arguments.clone())).await;
-                    begun.map_err(|failure| failure.text)
+        } = job;
+        let known = super::JOBS.iter().find(|known| **known == command.as_str());
+        let begun = match known {
+            Some(command) => {
+                let begun = carry_out(self, command, Arguments::new(arguments.clone())).await;
+                begun.map_err(|failure| failure.text)
+            }
+            None => Err(format!("'{command}' begins no job")),
+        };
+        match begun {
+            Ok(_) => {
+                let value = Value::Object(arguments.clone());
+                self.state.note(known.copied().unwrap_or_default(), &value);
+                if *is_paused && let Some(job) = self.jobs.find(id) {
+                    // It has not had its first turn yet.
+                    job.pause();
                 }
-                None => Err(format!("'{command}' begins no job")),
-            };
-            match begun {
-                Ok(_) => {
-                    let value = Value::Object(arguments.clone());
-                    self.state.note(known.copied().unwrap_or_default(), &value);
-                    if *is_paused && let Some(job) = self.jobs.find(id) {
-                        // It has not had its first turn yet.
-                        job.pause();
-                    }
-                }
-                Err(why) => {
-                    let kind = command.rsplit('-').next().unwrap_or_default();
-                    let data = json!({
-                        "type": kind, "device": id, "len": 0, "offset": 0, "speed": 0, "error": why,
-                    });
-                    self.events.emit_for_first("BLOCK_JOB_COMPLETED", data);
-                    failures.push(format!("the job '{id}' cannot be begun anew: {why}"));
-                }
+                None
+            }
+            Err(why) => {
+                let kind = command.rsplit('-').next().unwrap_or_default();
+                let data = json!({
+                    "type": kind, "device": id, "len": 0, "offset": 0, "speed": 0, "error": why,
+                });
+                self.events.emit_for_first("BLOCK_JOB_COMPLETED", data);
+                Some(format!("the job '{id}' cannot be begun anew: {why}"))
             }
         }
-        failures
     }
 }
 

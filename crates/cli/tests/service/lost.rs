@@ -1,0 +1,243 @@
+//! `--state`: what cannot be brought back, and what leads to the file.
+
+use serde_json::json;
+
+use crate::place::{Client, Place, VELLUM, wait_for};
+use crate::state::{CONFIG, again, export, node, refused, shown, snapshot, start};
+
+fn hide(place: &Place, name: &str, other: &str) {
+    std::fs::rename(place.path(name), place.path(other)).expect("it is there");
+}
+
+/// With `on-error = "report"` the others are served; nobody is shown a disk without what was written to
+/// an overlay that is missing, and nothing of the state is lost, whoever writes it meanwhile.
+#[test]
+fn what_is_missing_is_kept_and_comes_back_with_a_reload() {
+    let place = Place::new();
+    let report = CONFIG.replace("[daemon]\n", "[daemon]\non-error = 'report'\n");
+    let more = "[[disk]]\nname = 'd'\nimage = 'd'\nformat = 'qcow2'\n\
+        [[disk.export]]\ntype = 'nbd'\nid = 'd'\nname = 'd'\nwritable = true\n";
+    place.write("disks.toml", &(report.clone() + more));
+    let words = ["--config", "disks.toml", "--state", "state"];
+    let service = place.serve(&words);
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    client.must("blockdev-snapshot-sync", snapshot("a", "over"));
+    client.must("blockdev-add", node("b", "b"));
+    client.must("block-export-add", export("b", "b"));
+    client.must("blockdev-add", node("c", "c"));
+    client.must("block-export-add", export("c", "c"));
+    place.io("a", &["write -P 5 0 64k", "flush"]);
+    place.io("b", &["write -P 6 0 64k", "flush"]);
+    service.kill();
+    hide(&place, "over", "over.away");
+    hide(&place, "b", "b.away");
+
+    // A new export of the disk, too, would lack what was written.
+    let another = "[[disk.export]]\ntype = 'nbd'\nid = 'new'\nname = 'new'\n";
+    let wanted = report + another + more;
+    place.write("disks.toml", &wanted);
+    let begin = || {
+        let service = place.start(&words);
+        let told = service.wait_told("READY=1");
+        assert!(told.contains("not as wanted"), "{told}");
+        let client = Client::connect(&place.path("qmp.sock"));
+        (service, client)
+    };
+    let (service, mut client) = begin();
+    assert_eq!(client.exports(), ["c", "d"]);
+    for part in [
+        "the node 'over'",
+        "the node 'b'",
+        "export 'a'",
+        "export 'new'",
+    ] {
+        assert!(service.log().contains(part), "{part}: {}", service.log());
+    }
+    // Others are changed, which writes the state; a reload brings nothing that is missing.
+    client.must("blockdev-snapshot-sync", snapshot("c", "c-over"));
+    service.reload();
+    assert_eq!(client.exports(), ["c", "d"]);
+    let (service, mut client) = {
+        service.kill();
+        begin()
+    };
+    assert_eq!(client.exports(), ["c", "d"]);
+    assert_eq!(shown(&mut client)["c"], "c-over");
+    hide(&place, "b.away", "b");
+    service.reload();
+    assert_eq!(client.exports(), ["b", "c", "d"]);
+    place.io("b", &["read -P 6 0 64k"]);
+    hide(&place, "over.away", "over");
+    let told = service.reload();
+    assert!(!told.contains("not as wanted"), "{told} {}", service.log());
+    assert_eq!(client.exports(), ["a", "b", "c", "d", "new"]);
+    assert_eq!(shown(&mut client)["a"], "over");
+    place.io("a", &["read -P 5 0 64k", "write -P 8 64k 64k", "flush"]);
+    let uri = "nbd+unix:///new?socket=nbd.sock";
+    let said = place.must(
+        VELLUM,
+        &["io", "-r", "-f", "raw", "-c", "read -P 5 0 64k", uri],
+    );
+    assert!(!said.contains("failed"), "{said}");
+    service.kill();
+    let service = place.serve(&words);
+    place.io("a", &["read -P 5 0 64k", "read -P 8 64k 64k"]);
+    place.io("b", &["read -P 6 0 64k"]);
+    service.end();
+}
+
+/// The disk of the file is missing, and with it what stands on it.
+#[test]
+fn an_overlay_waits_for_the_disk_below_it() {
+    let place = Place::new();
+    place.write(
+        "disks.toml",
+        &CONFIG.replace("[daemon]\n", "[daemon]\non-error = 'report'\n"),
+    );
+    let words = ["--config", "disks.toml", "--state", "state"];
+    let service = place.serve(&words);
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    client.must("blockdev-snapshot-sync", snapshot("a", "over"));
+    place.io("a", &["write -P 5 0 64k", "flush"]);
+    service.kill();
+    hide(&place, "a", "a.away");
+    let service = place.serve(&words);
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    assert_eq!(client.exports(), [""; 0]);
+    client.must("blockdev-add", node("b", "b"));
+    service.kill();
+    let service = place.serve(&words);
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    // Another image in its place is not what the overlay stands on.
+    place.write("disks.toml", &CONFIG.replace("image = 'a'", "image = 'c'"));
+    service.reload();
+    assert_eq!(client.exports(), [""; 0], "{}", service.log());
+    // Nor is it after another start.
+    service.kill();
+    let why = refused(&place, &words);
+    assert!(why.contains("another image than it was"), "{why}");
+    hide(&place, "over", "over.away");
+    place.write(
+        "disks.toml",
+        &CONFIG
+            .replace("[daemon]\n", "[daemon]\non-error = 'report'\n")
+            .replace("image = 'a'", "image = 'c'"),
+    );
+    let why = refused(&place, &words);
+    assert!(why.contains("another image than it was"), "{why}");
+    hide(&place, "a.away", "a");
+    place.write(
+        "disks.toml",
+        &CONFIG.replace("[daemon]\n", "[daemon]\non-error = 'report'\n"),
+    );
+    let service = place.serve(&words);
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    assert_eq!(client.exports(), [""; 0], "{}", service.log());
+    // It is not made anew below what is lost.
+    place.write("disks.toml", &CONFIG.replace("image = 'a'", "image = 'c'"));
+    let told = service.reload();
+    assert!(told.contains("not as wanted"), "{told}");
+    hide(&place, "over.away", "over");
+    place.write("disks.toml", CONFIG);
+    service.reload();
+    assert_eq!(client.exports(), ["a"], "{}", service.log());
+    assert_eq!(shown(&mut client)["a"], "over");
+    place.io("a", &["read -P 5 0 64k"]);
+    service.end();
+}
+
+#[test]
+fn jobs_come_back_as_they_were_told_to_go_on() {
+    let place = Place::new();
+    let (service, mut client) = start(&place);
+    client.must("blockdev-add", node("a", "a"));
+    client.must("blockdev-add", node("b", "b"));
+    client.must("block-export-add", export("a", "a"));
+    place.io("a", &["write -P 3 0 1M", "flush"]);
+    let mirror = json!({"job-id": "j", "device": "a", "target": "b", "sync": "full", "speed": 1});
+    client.must("blockdev-mirror", mirror);
+    client.must("block-job-set-speed", json!({"device": "j", "speed": 2}));
+    client.must("job-pause", json!({"id": "j"}));
+    let told = |client: &mut Client| {
+        let job = client.must("query-block-jobs", json!({}))[0].clone();
+        (job["speed"].clone(), job["paused"].clone())
+    };
+    let (service, mut client) = again(&place, service);
+    assert_eq!(told(&mut client), (json!(2), json!(true)));
+    client.must("block-job-set-speed", json!({"device": "j", "speed": 0}));
+    let (service, mut client) = again(&place, service);
+    assert_eq!(told(&mut client), (json!(0), json!(true)));
+    client.must("block-job-resume", json!({"device": "j"}));
+    client.event("BLOCK_JOB_READY");
+    let (service, mut client) = again(&place, service);
+    wait_for("the job goes on", || {
+        client.must("query-block-jobs", json!({}))[0]["ready"] == true
+    });
+    service.end();
+}
+
+/// A lock that is held by this test keeps the start waiting, whose first step was long before.
+#[test]
+fn a_reload_during_the_start_is_done_after_it() {
+    use rustix::fs::{FlockOperation, flock};
+    let place = Place::new();
+    place.write("disks.toml", CONFIG);
+    let lock = std::fs::File::create(place.path("state.lock")).expect("a file");
+    flock(&lock, FlockOperation::LockExclusive).expect("nobody has it");
+    let service = place.start(&["--config", "disks.toml", "--state", "state"]);
+    let folder = format!("/proc/{}/fd", service.child.id());
+    wait_for("the lock", || {
+        let files = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+        let mut paths = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+        paths.any(|path| path.ends_with("state.lock"))
+    });
+    let more = "[[disk.export]]\ntype = 'nbd'\nid = 'more'\nname = 'more'\n";
+    place.write("disks.toml", &(CONFIG.to_owned() + more));
+    service.signal("-HUP");
+    drop(lock);
+    service.wait_told("READY=1");
+    service.wait_told("RELOADING=1");
+    service.wait_told("READY=1");
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    assert_eq!(client.exports(), ["a", "more"]);
+    service.end();
+}
+
+/// Whichever name a daemon was given, there is one file, and one lock of it.
+#[test]
+fn a_state_file_is_one_whatever_leads_to_it() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("kept")).expect("a folder");
+    std::os::unix::fs::symlink("kept/state", place.path("state")).expect("a link");
+    let (service, mut client) = start(&place);
+    client.must("blockdev-add", node("a", "a"));
+    let (service, mut client) = again(&place, service);
+    assert!(
+        client
+            .names("query-named-block-nodes", "node-name")
+            .contains(&"a".to_owned())
+    );
+    let is_link = |name: &str| {
+        let found = std::fs::symlink_metadata(place.path(name)).expect("it is there");
+        found.is_symlink()
+    };
+    assert!(is_link("state") && !is_link("kept/state"));
+    let other = refused(&place, &["--state", "kept/state"]);
+    assert!(other.contains("another daemon keeps"), "{other}");
+    service.end();
+    std::fs::hard_link(place.path("kept/state"), place.path("twin")).expect("a link");
+    for name in ["twin", "state"] {
+        let twin = refused(&place, &["--state", name]);
+        assert!(twin.contains("hard links"), "{twin}");
+    }
+    place.must("mkfifo", &["pipe"]);
+    for (option, name) in [
+        ("--state", "pipe"),
+        ("--state", "/dev/zero"),
+        ("--config", "pipe"),
+        ("--config", "/dev/zero"),
+    ] {
+        let why = refused(&place, &[option, name]);
+        assert!(why.contains("no regular file"), "{option} {name}: {why}");
+    }
+}
