@@ -152,6 +152,20 @@ fn a_client_that_hangs_up_still_gets_its_replies() {
     assert!(client.is_closed());
 }
 
+/// The next one has its place when it was given up: otherwise it would wait for ever.
+#[test]
+fn a_client_that_hangs_up_and_takes_nothing_is_given_up() {
+    let server = Server::with(|_| {}, |options| options.max_connections = 1);
+    let mut client = server.connect().simple();
+    // No more than the server reads on for, and more than sockets hold.
+    for cookie in 0..2 {
+        client.request(0, proto::CMD_READ, cookie, 0, SIZE_BYTES as u32);
+    }
+    client.stream.shutdown(Shutdown::Write).expect("shut down");
+    server.connect().simple().assert_usable();
+    drop(client);
+}
+
 #[test]
 fn a_client_that_does_not_read_is_not_read_from_either() {
     let server = Server::start();

@@ -10,11 +10,13 @@
 
 use std::cell::Cell;
 use std::net::Shutdown;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use futures_util::future::{Either, select};
 use tracing::trace;
 use vellum::BlockDevice;
 use vellum_io::{Buffer, lane, spawn};
@@ -67,6 +69,8 @@ pub(super) struct Connection {
     left: Cell<Option<Instant>>,
     /// What the client uses.
     device: Arc<dyn BlockDevice>,
+    /// How often replies were taken by it; odd while it is to take some.
+    taken: Cell<u64>,
 }
 
 /// A request in flight; it must be answered.
@@ -105,6 +109,7 @@ pub(super) async fn serve(
         mute: Cell::new(false),
         guest,
         left: Cell::new(None),
+        taken: Cell::new(0),
     });
     let sender = spawn(send_replies(connection.clone()));
     let end = match read_requests(&connection, input).await {
@@ -113,9 +118,16 @@ pub(super) async fn serve(
     };
     has_left.store(true, Ordering::Release);
     connection.left.set(Some(lane::now()));
-    connection.window.drained().await;
-    connection.replies.close();
-    sender.await;
+    let rest = pin!(async {
+        connection.window.drained().await;
+        connection.replies.close();
+        sender.await;
+    });
+    let untaken = pin!(connection.until_nothing_is_taken());
+    if let Either::Right(((), rest)) = select(rest, untaken).await {
+        let _ = connection.agreement.channel.shutdown(Shutdown::Both);
+        rest.await;
+    }
     connection.agreement.channel.finish().await;
     end
 }
@@ -244,6 +256,17 @@ impl Connection {
         !(late || self.mute.get() || self.guest.is_hung_up())
     }
 
+    /// Waits until replies wait for the client and it takes none for a while.
+    async fn until_nothing_is_taken(&self) {
+        loop {
+            let before = self.taken.get();
+            lane::sleep(FAREWELL).await;
+            if before % 2 == 1 && self.taken.get() == before {
+                return;
+            }
+        }
+    }
+
     fn push(&self, reply: Reply) {
         if self.mute.get() {
             self.finish_request(reply.releases);
@@ -268,7 +291,9 @@ async fn send_replies(connection: Rc<Connection>) {
     while connection.replies.next_batch(&mut batch).await {
         if !connection.mute.get() {
             let pieces = heads.gather(&mut batch);
+            connection.taken.update(|taken| taken + 1);
             let (pieces, sent) = connection.agreement.channel.send(pieces).await;
+            connection.taken.update(|taken| taken + 1);
             match sent {
                 Ok(()) => heads.reclaim(pieces, |payload| connection.pool.give(payload)),
                 Err(_) => {

@@ -18,7 +18,7 @@ use super::connection::Request;
 /// How much is read at once to fill a cache, in bytes.
 pub(super) const CACHE_BYTES: u64 = 1 << 20;
 /// The first piece of zeroes or of a trim in bytes; what is no longer is one request.
-const FIRST_BYTES: u64 = 128 << 20;
+const FIRST_BYTES: u64 = 16 << 20;
 /// Pieces that take less become longer, so that nothing costs what there is nothing to do for.
 const SHORT: Duration = Duration::from_millis(20);
 /// And the others shorter.
@@ -26,7 +26,7 @@ const LONG: Duration = Duration::from_millis(100);
 const LEAST_BYTES: u64 = 1 << 20;
 /// No longer, for what lies behind much that was quick may be slow, and a piece ends before
 /// the client's leaving counts; but on devices of which that would be very many.
-const MOST_BYTES: u64 = 1 << 30;
+const MOST_BYTES: u64 = 256 << 20;
 const MOST_PIECES: u64 = 1 << 16;
 
 /// The end of a request of which no more pieces begin.
@@ -166,8 +166,8 @@ mod tests {
     #[test]
     fn pieces_are_short_unless_they_would_be_many() {
         assert_eq!(most_bytes(0), MOST_BYTES);
-        assert_eq!(most_bytes(64 << 40), MOST_BYTES);
-        assert_eq!(most_bytes((64 << 40) + (1 << 17)), 2 * MOST_BYTES);
+        assert_eq!(most_bytes(16 << 40), MOST_BYTES);
+        assert_eq!(most_bytes((16 << 40) + (1 << 17)), 2 * MOST_BYTES);
         assert_eq!(most_bytes(1 << 63), 1 << 47);
     }
 }

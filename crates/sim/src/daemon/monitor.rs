@@ -10,7 +10,7 @@ use vellum::qcow2::create::CreateOptions;
 
 use super::files::{blank, is_raw};
 use super::setup::{ExpectedFile, GuestDisk, Setup};
-use super::{bitmaps, changes, clones, fleece, mirror, series, sessions};
+use super::{bitmaps, changes, clones, fleece, greedy, mirror, series, sessions};
 use crate::failure::{Failure, FailureKind};
 use crate::sparse_bytes::SparseBytes;
 
@@ -113,7 +113,11 @@ pub(super) fn node_of(setup: &Setup, name: &str) -> Value {
         // Nothing is gathered: parts of clusters go to the file as they come.
         node["data-cache-size"] = json!(0);
     }
-    if setup.draw(|rng| rng.chance(1, 3)) {
+    // With the least cache requests beside each other write it out at every step: that nobody waits long
+    // for what others have begun is not to be had then.
+    let is_small = |disk: &Rc<GuestDisk>| disk.model.borrow().size_bytes() < greedy::SIZE_BYTES;
+    let are_small = setup.disks.iter().all(is_small);
+    if setup.draw(|rng| rng.chance(1, 3)) && are_small {
         node["l2-cache-size"] = json!(1);
         node["refcount-cache-size"] = json!(1);
     }
