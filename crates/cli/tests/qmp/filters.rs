@@ -9,7 +9,7 @@ use crate::client::Client;
 use crate::place::Step::{Ask, Wait};
 use crate::place::{Daemon, NAME, Place, Step, Tolerance, add, alike, qcow2, same, with};
 
-const SERVER: &[&str] = &[
+pub(super) const SERVER: &[&str] = &[
     "--nbd-server",
     "addr.type=unix,addr.path=sock",
     "--object",
@@ -18,7 +18,7 @@ const SERVER: &[&str] = &[
     "throttle-group,id=h",
 ];
 
-const EXPORT: &str = "nbd+unix:///e?socket=sock";
+pub(super) const EXPORT: &str = "nbd+unix:///e?socket=sock";
 
 fn filter(driver: &str, name: &str, below: &str) -> Value {
     let filter = json!({"driver": driver, "node-name": name, "file": below});
@@ -411,7 +411,7 @@ fn the_header_of_an_overlay_says_what_opens_the_same() {
 }
 
 /// A chain in which a filter lies between two images: `over` on `flt` over `top` on `base`.
-fn over_a_filter(driver: &str) -> Vec<Step> {
+pub(super) fn over_a_filter(driver: &str) -> Vec<Step> {
     vec![
         add("base", "b", json!(null)),
         add("top", "m", json!("base")),
@@ -451,57 +451,6 @@ fn layers_below_a_filter_are_named_and_refused_alike() {
         ]);
         same(SERVER, &script);
     }
-}
-
-/// QEMU's copy-on-read filter over the top has its commit refused.
-#[test]
-fn a_filter_over_what_is_committed_stands_on_the_base_afterwards() {
-    let mut script = over_a_filter("throttle");
-    let commit = json!({"job-id": "j", "device": "over", "top-node": "top", "base-node": "base"});
-    script.extend([
-        Ask("block-commit", commit.clone()),
-        Wait("j", "null"),
-        Ask("blockdev-del", json!({"node-name": "base"})),
-        Ask("blockdev-del", json!({"node-name": "flt"})),
-        Ask("blockdev-del", json!({"node-name": "top"})),
-        Ask("block-commit", with(commit, json!({"top-node": "flt"}))),
-        Ask("blockdev-del", json!({"node-name": "over"})),
-        Ask("blockdev-del", json!({"node-name": "flt"})),
-        Ask("blockdev-del", json!({"node-name": "base"})),
-    ]);
-    same(SERVER, &script);
-}
-
-/// The layers below the filter were described with it, and go with their places.
-#[test]
-fn a_filter_is_led_to_the_base_of_layers_without_names() {
-    let place = Place::new();
-    let mut daemon = place.ours(SERVER);
-    let file = |name: &str| json!({"driver": "file", "filename": name});
-    let over = json!({"driver": "qcow2", "node-name": "over", "file": file("t"), "backing": {
-        "driver": "throttle", "throttle-group": "g", "node-name": "flt", "file": {
-            "driver": "qcow2", "file": file("m")}}});
-    daemon.must("blockdev-add", over);
-    let export =
-        json!({"type": "nbd", "id": "e", "node-name": "over", "name": "e", "writable": true});
-    daemon.must("block-export-add", export);
-    daemon.must(
-        "block-commit",
-        json!({"job-id": "j", "device": "over", "top": "m", "base": "b"}),
-    );
-    daemon.wait("j", "null");
-    let reads = [
-        "read -P 1 0 128k",
-        "read -P 2 128k 64k",
-        "read -P 3 192k 192k",
-    ];
-    place.io(EXPORT, &reads);
-    daemon.end();
-    place.io("t", &reads);
-    place.img("check -q t");
-    let info = place.must("qemu-img", &["info", "--output=json", "t"]);
-    let info: Value = serde_json::from_str(&info).expect("JSON");
-    assert_eq!(info["backing-filename"], "b");
 }
 
 /// What a disk reads as while jobs lead it from one layer to others below a filter, and who stands on

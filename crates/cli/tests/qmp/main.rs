@@ -12,6 +12,7 @@ mod create;
 mod drive_backup;
 mod filenames;
 mod filters;
+mod filters_committed;
 mod fleecing;
 mod full;
 mod hostile;

@@ -35,6 +35,7 @@ use crate::qcow2::messages::Messages;
 use crate::qcow2::options::{CacheOptions, Discards};
 use crate::qcow2::read::layers::BackingChain;
 use crate::qcow2::seal::state::SealedReads;
+use crate::qcow2::snapshot::views::SnapshotViews;
 use crate::qcow2::table_cache::readahead::Readahead;
 use crate::qcow2::write_buffer::buffer::WriteBuffer;
 use crate::qcow2::write_log::log::WriteLog;
@@ -98,10 +99,7 @@ pub(crate) struct Image {
     pub(crate) discards: Discards,
     pub(crate) header: HeaderState,
     pub(crate) snapshots: Mutex<Arc<SnapshotTable>>,
-    /// Held by every snapshot of this image that is open as a device.
-    pub(crate) snapshot_views: Arc<()>,
-    /// As `snapshot_views`, of the image whose snapshot this one is.
-    pub(crate) view_of: std::sync::OnceLock<Arc<()>>,
+    pub(crate) views: SnapshotViews,
     /// The image file: all metadata, and the data unless there is a data file.
     pub(crate) file: Arc<dyn Storage>,
     /// The name of what holds the data clusters, for all who ask where bytes lie.
@@ -245,12 +243,6 @@ impl Image {
             l2: &self.l2,
             to_write: false,
         }
-    }
-
-    /// Whether a snapshot of this image is open as a device: it may have in memory where its data
-    /// lies. None is opened while `resizing` is held.
-    pub(crate) fn has_open_snapshots(&self) -> bool {
-        Arc::strong_count(&self.snapshot_views) > 1
     }
 
     pub(crate) fn has_external_data(&self) -> bool {

@@ -46,6 +46,7 @@ use crate::qcow2::read::layers::BackingChain;
 use crate::qcow2::seal::area::refuse_sealed;
 use crate::qcow2::seal::state::SealedReads;
 use crate::qcow2::seal::unseal::take_seal_off;
+use crate::qcow2::snapshot::views::SnapshotViews;
 use crate::qcow2::snapshot::{self, SnapshotSelector};
 use crate::qcow2::table_cache::readahead::Readahead;
 use crate::qcow2::write_buffer::buffer::WriteBuffer;
@@ -335,8 +336,7 @@ pub(crate) async fn snapshot_of(image: &Image, snapshot: SnapshotSelector) -> Re
     let data = (data, image.encryption.of_reopened());
     let beside = Beside::backing(image.backing.clone());
     let view = assemble(file, data, beside, header, snapshots, &options).await?;
-    let is_first = view.view_of.set(image.snapshot_views.clone()).is_ok();
-    debug_assert!(is_first, "nobody else has it yet");
+    image.views.note(&view.views);
     Ok(view)
 }
 
@@ -421,6 +421,7 @@ async fn refcounts(
     options: &OpenOptions,
     sizes: CacheSizes,
     overlap: &Arc<OverlapMap>,
+    share: &Arc<CacheShare>,
 ) -> Result<Refcounts> {
     let geometry = header.geometry();
     let table = match options.accepts_changes() {
@@ -428,13 +429,10 @@ async fn refcounts(
         true => read_refcount_table(file, header, &geometry).await?,
     };
     let (file, overlap) = (file.clone(), overlap.clone());
-    Ok(Refcounts::new(
-        geometry,
-        file,
-        sizes.refcount_bytes,
-        table,
-        overlap,
-    ))
+    let budget_bytes = sizes.refcount_bytes;
+    let mut refcounts = Refcounts::new(geometry, file, budget_bytes, table, overlap);
+    refcounts.cache.share_with(share);
+    Ok(refcounts)
 }
 
 async fn assemble(
@@ -459,8 +457,7 @@ async fn assemble(
     let listener = file.event_listener();
     let is_watched = listener.is_some();
     let share = CacheShare::new(options.cache_budget.clone());
-    let mut refcounts = refcounts(&file, &header, options, sizes, &overlap).await?;
-    refcounts.cache.share_with(&share);
+    let refcounts = refcounts(&file, &header, options, sizes, &overlap, &share).await?;
     let mut l2 = L2Cache::with_codec(L2Codec::new(geometry), slice_bytes, sizes.l2);
     l2.share_with(&share);
     let chain_index_bytes = options.chain_index_bytes();
@@ -487,8 +484,7 @@ async fn assemble(
         overlap,
         header: HeaderState::new(header),
         snapshots: Mutex::new(Arc::new(snapshots)),
-        snapshot_views: Arc::default(),
-        view_of: std::sync::OnceLock::new(),
+        views: SnapshotViews::default(),
         file,
         data_name: data.name().into(),
         data,

@@ -94,7 +94,7 @@ impl Image {
         };
         let snapshots = self.snapshot_table();
         let longest = snapshots.entries.iter().map(|entry| entry.l1_entries).max();
-        if at.l1_index >= longest.unwrap_or(0).into() || self.has_open_snapshots() {
+        if at.l1_index >= longest.unwrap_or(0).into() || self.views.are_open() {
             return Ok(over(true));
         }
         let next_table = SharedPlace {

@@ -18,6 +18,7 @@
 //! | `counts` | every refcount block and their table in new places |
 //! | [`exchange`] | writes all of it and puts it into force with one write of the header (rule 3) |
 //! | `select` | which snapshot is meant, by identifier or name |
+//! | [`views`] | which snapshots are open as devices of their own |
 //! | `vm_state` | the state of a virtual machine behind the end of the disk |
 //!
 //! Invariants:
@@ -34,6 +35,7 @@ mod references;
 mod relocate;
 mod requests;
 pub(crate) mod select;
+pub(crate) mod views;
 mod vm_state;
 
 use std::sync::Arc;
