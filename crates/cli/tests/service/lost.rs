@@ -241,3 +241,46 @@ fn a_state_file_is_one_whatever_leads_to_it() {
         assert!(why.contains("no regular file"), "{option} {name}: {why}");
     }
 }
+
+#[test]
+fn an_overlay_under_a_throttle_is_shown_again_or_nothing_is() {
+    let place = Place::new();
+    let throttled = CONFIG.replace("[[disk.export]]", "throttle = 't'\n[[disk.export]]")
+        + "[throttle.t]\niops-total = 100000\n";
+    place.write("disks.toml", &throttled);
+    let words = ["--config", "disks.toml", "--state", "state"];
+    let service = place.serve(&words);
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    client.must("blockdev-snapshot-sync", snapshot("a-image", "over"));
+    place.io("a", &["write -P 5 0 64k", "flush"]);
+    service.kill();
+    for byte in [5, 6] {
+        let service = place.serve(&words);
+        let (read, write) = (
+            format!("read -P {byte} 0 64k"),
+            format!("write -P {} 0 64k", byte + 1),
+        );
+        place.io("a", &[&read, &write, "flush"]);
+        service.reload();
+        place.io("a", &[&format!("read -P {} 0 64k", byte + 1)]);
+        let mut client = Client::connect(&place.path("qmp.sock"));
+        let limits = json!({"path": "/objects/t", "property": "limits"});
+        assert_eq!(client.must("qom-get", limits)["iops-total"], 100_000);
+        service.kill();
+    }
+    // Another image is not what the overlay stands on.
+    place.write(
+        "disks.toml",
+        &throttled.replace("image = 'a'", "image = 'b'"),
+    );
+    let said = refused(&place, &words);
+    assert!(said.contains("another image than it was"), "{said}");
+    place.write("disks.toml", &throttled);
+    std::fs::rename(place.path("over"), place.path("away")).expect("it is there");
+    let said = refused(&place, &words);
+    assert!(said.contains("'over'"), "{said}");
+    place.must(
+        "qemu-io",
+        &["-r", "-f", "qcow2", "-c", "read -P 7 0 64k", "away"],
+    );
+}

@@ -316,23 +316,6 @@ pub fn refused(place: &Place, words: &[&str]) -> String {
 }
 
 #[test]
-fn nobody_is_shown_an_old_disk_where_an_overlay_lies_under_a_throttle() {
-    let place = Place::new();
-    let throttled = CONFIG.replace("[[disk.export]]", "throttle = 't'\n[[disk.export]]")
-        + "[throttle.t]\niops-total = 100000\n";
-    place.write("disks.toml", &throttled);
-    let words = ["--config", "disks.toml", "--state", "state"];
-    let service = place.serve(&words);
-    let mut client = Client::connect(&place.path("qmp.sock"));
-    client.must("blockdev-snapshot-sync", snapshot("a-image", "over"));
-    place.io("a", &["write -P 5 0 64k", "flush"]);
-    service.kill();
-    let said = refused(&place, &words);
-    assert!(said.contains("'a' stood on 'over'"), "{said}");
-    place.must("qemu-io", &["-f", "qcow2", "-c", "read -P 5 0 64k", "over"]);
-}
-
-#[test]
 fn an_overlay_comes_back_over_the_image_that_it_was_made_over_or_not_at_all() {
     let place = Place::new();
     place.write("disks.toml", CONFIG);

@@ -59,6 +59,34 @@ impl Nodes {
         }
     }
 
+    /// Has a filter stand on an overlay of the node that it stands on, as it did before the daemon was
+    /// started again: then nobody uses the filter yet. Whether it does now.
+    ///
+    /// # Errors
+    /// If the overlay cannot be used.
+    pub(crate) async fn lead_filter(&self, filter: &str, overlay: &str) -> Result<bool> {
+        let id = {
+            let named = self.lock();
+            let is_filter = named
+                .nodes
+                .get(filter)
+                .is_some_and(|node| node.is_filter_driver());
+            let used = named.uses.by_as(filter, "file");
+            let used = used.filter(|one| is_filter && one.link.is_some());
+            used.map(|one| (one.id, one.node.clone()))
+        };
+        let Some((id, below)) = id else {
+            return Ok(false);
+        };
+        let stands_on = self.contains(overlay) && self.chain(overlay).contains(&below);
+        if !stands_on || overlay == below {
+            return Ok(false);
+        }
+        self.lead_link(id, filter, Some(overlay)).await?;
+        self.stop_writing(&below).await;
+        Ok(true)
+    }
+
     /// Has an image's header say that it stands on the node `below`, where it names something.
     async fn name_in_header(
         &self,

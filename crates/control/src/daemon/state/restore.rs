@@ -380,13 +380,23 @@ impl Daemon {
         Ok(told)
     }
 
-    /// Refuses nodes that others than the state have made, and that do not show what they showed: users were
-    /// led to an overlay or a target, or what stands on them now would stand on another file.
+    /// Has limits of disks that others than the state have made stand on overlays as they did, and refuses
+    /// nodes that do not show what they showed: users were led to a target, or what stands on them now
+    /// would stand on another file.
     ///
     /// # Errors
     /// For the first such node; says what it was.
     pub async fn check_restored(&self, saved: &SavedState) -> Result<(), Failure> {
-        check_same(&saved.nodes, &self.parts.lock().await.nodes)
+        let state = self.parts.lock().await;
+        for before in &saved.nodes {
+            // An overlay that was put between a disk's limits and its image.
+            if let (Some(name), Some(was)) = (before.get("node-name"), below(before))
+                && let Some(name) = name.as_str()
+            {
+                state.nodes.lead_filter(name, was).await?;
+            }
+        }
+        check_same(&saved.nodes, &state.nodes)
     }
 
     /// Brings exports back that `wanted` has not.
