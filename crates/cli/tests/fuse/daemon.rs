@@ -18,8 +18,12 @@ pub struct Monitor {
 
 impl Monitor {
     pub fn connect(path: &Path) -> Monitor {
-        wait_for("a monitor", || path.exists());
-        let stream = UnixStream::connect(path).expect("a monitor");
+        let mut stream = None;
+        wait_for("a monitor", || {
+            stream = UnixStream::connect(path).ok();
+            stream.is_some()
+        });
+        let stream = stream.expect("as was seen");
         let lines = BufReader::new(stream.try_clone().expect("a clone")).lines();
         let mut monitor = Monitor { stream, lines };
         monitor.next();
@@ -35,7 +39,10 @@ impl Monitor {
     /// The answer, past events.
     fn ask(&mut self, command: &str, arguments: Value) -> Value {
         let question = json!({"execute": command, "arguments": arguments});
-        writeln!(self.stream, "{question}").expect("the monitor listens");
+        // In one piece: what is asked may be over before another one comes.
+        let line = format!("{question}\n");
+        let sent = self.stream.write_all(line.as_bytes());
+        sent.expect("the monitor listens");
         loop {
             let answer = self.next();
             if answer.get("event").is_none() {
