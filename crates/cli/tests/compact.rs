@@ -97,10 +97,8 @@ fn images_of_every_kind_get_short() {
         let report: Value = serde_json::from_str(&said).expect("JSON");
         assert_eq!(report["old-file-bytes"], before, "{options}");
         let after = len_bytes(&folder);
-        assert!(
-            after < 4 * MIB * 105 / 100 + 10 * 65536,
-            "{options}: {after} of {before}"
-        );
+        // LUKS has a header of 2 MiB.
+        assert!(after < 7 * MIB, "{options}: {after} of {before}");
         qemu(&folder, &[&["qemu-img", "check"], &words[..]].concat());
         io(&folder, options, &reads());
     }
@@ -111,9 +109,8 @@ fn compressed_images_get_short() {
     for kind in ["zlib", "zstd"] {
         let folder = tempfile::tempdir().expect("a folder");
         // Bytes that compress a little.
-        let bytes: Vec<u8> = (0..8 * MIB as u32)
-            .map(|at| (at.wrapping_mul(2_654_435_761) >> 26) as u8)
-            .collect();
+        let mut random = fastrand::Rng::with_seed(1);
+        let bytes: Vec<u8> = (0..8 * MIB).map(|_| random.u8(..64)).collect();
         std::fs::write(folder.path().join("raw"), &bytes).expect("written");
         let option = format!("compression_type={kind}");
         let convert = [

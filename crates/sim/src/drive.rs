@@ -239,10 +239,27 @@ async fn start_resize(
     if size_bytes >= now || changes_at_once(guest) {
         while finish_one(running).await? {}
     }
-    guest.model.borrow_mut().begin_resize(size_bytes);
+    let given_up = begin_resize(guest, size_bytes);
     let (guest, device) = (guest.clone(), device.clone());
-    running.push_back(spawn(resize(guest, device, size_bytes, preallocation)));
+    let resizing = async move {
+        let resized = resize(guest.clone(), device, size_bytes, preallocation).await;
+        if let Some(given_up) = given_up {
+            guest.model.borrow_mut().abandon(given_up);
+        }
+        resized
+    };
+    running.push_back(spawn(resizing));
     Ok(())
+}
+
+/// Begins a resize in the model. What a raw data file gives up may be gone before the size has changed.
+fn begin_resize(guest: &Guest, size_bytes: u64) -> Option<ChangeId> {
+    let mut model = guest.model.borrow_mut();
+    let given_up = size_bytes..model.size_bytes();
+    let is_raw = guest.options.data_file == DataFile::ExternalRaw;
+    let given_up = (is_raw && !given_up.is_empty()).then(|| model.begin(Effect::Discard, given_up));
+    model.begin_resize(size_bytes);
+    given_up
 }
 
 /// Whether a resize or a change of bitmaps runs: the model knows one at a time.

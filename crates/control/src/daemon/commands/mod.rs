@@ -206,8 +206,8 @@ const COMMANDS: &[(&str, Command)] = &[
     ("x-debug-query-block-graph", |d, a| {
         Box::pin(graph::query(d, a))
     }),
-    ("x-vellum-flush", |d, a| Box::pin(nodes::flush(d, a))),
     (compact::NAME, |d, a| Box::pin(jobs::compact(d, a))),
+    ("x-vellum-flush", |d, a| Box::pin(nodes::flush(d, a))),
     ("x-vellum-query-chain-policies", |d, a| {
         Box::pin(chains::query(d, a))
     }),

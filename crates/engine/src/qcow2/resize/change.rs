@@ -8,6 +8,9 @@
 //! - Shrinking first keeps requests out, waits for those that run, changes the
 //!   header, and only then gives up what lies beyond the new end. A crash in between
 //!   leaves that mapped: wasted space, not damage. Growing clears it.
+//! - A raw data file is cut before the header changes: what it holds beyond the end of the disk is the
+//!   disk's as soon as that grows (somebody may have made it longer first). After a crash in between the disk
+//!   has its old size, and zeroes where it was to end.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -398,6 +401,10 @@ impl Image {
                 .await;
             self.write_back_locked_range(first..end).await?;
             self.commit().await?;
+            if self.data_is_raw() && self.data.capabilities().growable {
+                self.data.truncate(new_bytes).await?;
+                self.data.flush().await?;
+            }
             self.write_size(new_bytes).await?;
             self.size.set(new_bytes);
             self.discard_buffered(end);
