@@ -157,3 +157,71 @@ fn what_cannot_be_compacted_is_told() {
     let (code, said) = vellum(&folder, &["compact", "nowhere"]);
     assert_eq!(code, 1, "{said}");
 }
+
+/// Writes a few bytes into `d`, as damage.
+fn damage(folder: &TempDir, at: u64, bytes: &[u8]) {
+    use std::os::unix::fs::FileExt;
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.write(true).open(folder.path().join("d"));
+    let written = file.expect("the image").write_all_at(bytes, at);
+    written.expect("it is written");
+}
+
+#[test]
+fn what_is_not_counted_is_no_gap() {
+    // The entry of the refcount table, and the count of a data cluster that lies low.
+    for (at, zeroes) in [(65536, 8), (131_072 + 2 * 5, 2)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        qemu(
+            &folder,
+            &["qemu-img", "create", "-q", "-f", "qcow2", "d", "1G"],
+        );
+        let commands = [
+            "write -P 1 0 64k",
+            "write -P 2 64k 32M",
+            "write -P 3 40M 8M",
+            "discard 64k 32M",
+        ];
+        io(&folder, "", &commands.map(str::to_owned));
+        damage(&folder, at, &vec![0; zeroes]);
+        let before = len_bytes(&folder);
+        let (code, said) = vellum(&folder, &["compact", "d"]);
+        assert_eq!(code, 1, "{said}");
+        assert!(said.contains("check -r all"), "{said}");
+        assert_eq!(len_bytes(&folder), before);
+        let (code, said) = vellum(&folder, &["check", "-q", "-r", "all", "d"]);
+        assert_eq!(code, 0, "{said}");
+        let (code, said) = vellum(&folder, &["compact", "d"]);
+        assert_eq!(code, 0, "{said}");
+        let reads = ["read -P 1 0 64k", "read -P 0 64k 32M", "read -P 3 40M 8M"];
+        io(&folder, "", &reads.map(str::to_owned));
+        assert!(len_bytes(&folder) < 10 * MIB, "{}", len_bytes(&folder));
+    }
+}
+
+#[test]
+fn holes_stay_holes() {
+    use std::os::unix::fs::MetadataExt;
+    let folder = tempfile::tempdir().expect("a folder");
+    let create = ["qemu-img", "create", "-q", "-f", "qcow2", "-o"];
+    qemu(
+        &folder,
+        &[&create[..], &["preallocation=metadata", "d", "256M"]].concat(),
+    );
+    let commands = ["discard 0 128M", "write -P 7 255M 64k"];
+    io(&folder, "", &commands.map(str::to_owned));
+    let (code, said) = vellum(&folder, &["compact", "d"]);
+    assert_eq!(code, 0, "{said}");
+    let taken = folder
+        .path()
+        .join("d")
+        .metadata()
+        .expect("the image")
+        .blocks()
+        * 512;
+    assert!(taken < 4 * MIB, "{taken}");
+    assert!(len_bytes(&folder) < 140 * MIB, "{}", len_bytes(&folder));
+    qemu(&folder, &["qemu-img", "check", "d"]);
+    let reads = ["read -P 0 0 255M", "read -P 7 255M 64k"];
+    io(&folder, "", &reads.map(str::to_owned));
+}

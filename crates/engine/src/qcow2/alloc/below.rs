@@ -6,7 +6,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use vellum_format::refcount;
 use vellum_format::types::{HostCluster, HostOffset};
 use vellum_io::Result;
 
@@ -141,23 +140,8 @@ impl Allocator {
         let counted = blocks * refcounts.geometry.refcount_block_entries();
         let (mut used, mut at) = (0, 0);
         while at < counted {
-            let Some(place) = refcounts.place(HostCluster(at))? else {
-                at += refcounts.geometry.refcount_block_entries();
-                continue;
-            };
-            let order = refcounts.geometry.refcount_order;
-            let in_slice = refcounts.cache.with(place.key, |block| {
-                let entries = 0..per_slice as usize;
-                let counts = entries.map(|index| refcount::get(block, order, index));
-                counts.filter(|&count| count > 0).count() as u64
-            });
-            match in_slice {
-                None => refcounts.load(place.key).await?,
-                Some(count) => {
-                    used += count;
-                    at += per_slice;
-                }
-            }
+            used += refcounts.count_used(at..at + per_slice).await?;
+            at += per_slice;
         }
         Ok(used)
     }

@@ -8,7 +8,7 @@ use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
 use vellum_io::buffer::is_zero;
 use vellum_io::range_lock::Mode;
 use vellum_io::{Buffers, Result};
-use vellum_storage::{WriteFlags, ZeroFlags};
+use vellum_storage::{BlockStatus, WriteFlags, ZeroFlags};
 
 use crate::qcow2::alloc::allocator::Allocation;
 use crate::qcow2::commit::write_order::{DropReason, WriteOrder};
@@ -104,17 +104,33 @@ impl Image {
             let bytes = self.read_old(guest + part.start, len_bytes).await?;
             let host = to.bytes() + part.start;
             if !self.is_encrypted() && is_zero(&bytes) {
-                // A hole stays one.
-                let flags = ZeroFlags {
-                    may_unmap: true,
-                    ..ZeroFlags::default()
-                };
-                self.data.write_zeroes(host, len_bytes, flags).await?;
+                self.keep_holes(host..host + len_bytes).await?;
                 continue;
             }
             let buffers = Buffers::from_iter([bytes]);
             self.write_data(guest + part.start, host, buffers, WriteFlags::default())
                 .await?;
+        }
+        Ok(())
+    }
+}
+
+impl Image {
+    /// Has a range of new clusters read as zeroes; holes in it stay holes, or the file would take more
+    /// room than before.
+    async fn keep_holes(&self, host: Range<u64>) -> Result<()> {
+        let mut at = host.start;
+        while at < host.end {
+            let extent = self.data.block_status(at, host.end - at).await?;
+            let len_bytes = extent.len_bytes.clamp(1, host.end - at);
+            if !matches!(extent.status, BlockStatus::Hole | BlockStatus::Zeroes) {
+                let flags = ZeroFlags {
+                    may_unmap: true,
+                    ..ZeroFlags::default()
+                };
+                self.data.write_zeroes(at, len_bytes, flags).await?;
+            }
+            at += len_bytes;
         }
         Ok(())
     }

@@ -8,6 +8,7 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | `pass` | one way through the image, step by step |
+//! | `counted` | whether everything is counted that something leads to |
 //! | `data` | guest clusters in new places |
 //! | `packed` | the same of compressed clusters |
 //! | `tables` | L2 tables in new places |
@@ -28,6 +29,7 @@
 //! - A step that is cut off, by an error or a power cut, leaves leaked clusters at worst. The file is cut
 //!   only behind the last cluster that is counted.
 
+mod counted;
 mod data;
 mod packed;
 mod pass;
@@ -225,6 +227,9 @@ impl Compaction {
         self.progress.file_bytes = file_bytes;
         self.progress.total_bytes = self.passed_bytes + image.size_bytes();
         let limit = used + slack * u64::from(self.passes) - 1;
-        Ok(Some(Pass::new(HostCluster(limit))))
+        Ok(Some(match self.passes {
+            1 => Pass::first(HostCluster(limit)),
+            _ => Pass::new(HostCluster(limit)),
+        }))
     }
 }

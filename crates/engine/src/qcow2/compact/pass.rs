@@ -17,6 +17,8 @@ const BYTES_PER_COMMIT: u64 = 64 << 20;
 /// What comes next in a pass.
 #[derive(Debug, Clone, Copy)]
 enum Stage {
+    /// What an L1 entry of this index leads to: whether it is counted.
+    Counted(u64),
     /// Tables that the header leads to, and refcount blocks.
     Metadata,
     /// The clusters of the disk from this guest offset on, and their L2 tables.
@@ -49,10 +51,15 @@ impl Pass {
         }
     }
 
+    /// As [`Pass::new`], of an image of which nobody knows yet that everything in it is counted.
+    pub(super) fn first(limit: HostCluster) -> Pass {
+        Pass::new(limit).then(Stage::Counted(0))
+    }
+
     /// How much of the disk was looked at.
     pub(super) fn looked_at_bytes(&self) -> u64 {
         match self.stage {
-            Stage::Metadata => 0,
+            Stage::Counted(_) | Stage::Metadata => 0,
             Stage::Clusters(at) => at,
             Stage::Shared(_) | Stage::Cut => u64::MAX / 2,
         }
@@ -95,6 +102,22 @@ impl Image {
     /// Takes the next step of a pass.
     pub(super) async fn compact_step(self: &Arc<Self>, pass: Pass) -> Result<Moved> {
         match pass.stage {
+            Stage::Counted(index) => {
+                if index == 0 {
+                    self.check_metadata_counted().await?;
+                }
+                let snapshots = self.snapshot_table();
+                let longest = snapshots.entries.iter().map(|entry| entry.l1_entries).max();
+                let stage = match index < self.l1.len().max(longest.unwrap_or(0).into()) {
+                    true => {
+                        self.check_table_counted(index).await?;
+                        Stage::Counted(index + 1)
+                    }
+                    false => Stage::Metadata,
+                };
+                let next = Next::Step(pass.then(stage));
+                Ok(Moved { bytes: 0, next })
+            }
             Stage::Metadata => {
                 // What is packed from now on is packed below the limit.
                 self.seal_packed().await?;

@@ -58,7 +58,7 @@ impl Image {
 
 impl Refcounts {
     /// How many clusters of a range, which lies in one slice, are in use.
-    async fn count_used(&self, clusters: Range<u64>) -> Result<u64> {
+    pub(crate) async fn count_used(&self, clusters: Range<u64>) -> Result<u64> {
         let Some(place) = self.place(HostCluster(clusters.start))? else {
             return Ok(0);
         };

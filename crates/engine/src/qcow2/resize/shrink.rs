@@ -13,7 +13,7 @@ use vellum_storage::Event;
 use crate::qcow2::alloc::allocator::Allocator;
 use crate::qcow2::commit::write_order::{DropReason, DroppedRun, WriteOrder};
 use crate::qcow2::image::Image;
-use crate::qcow2::integrity::errors::bad_format;
+use crate::qcow2::integrity::errors::{bad_format, corrupt};
 use vellum_io::range_lock::Mode;
 
 /// After so many clusters were dropped, they are made durable before more are: what
@@ -180,6 +180,11 @@ impl Allocator {
         let clusters = self.refcounts.geometry.clusters_for(file.len_bytes()?);
         let tail = self.state().tail;
         let end = self.last_used_end(clusters.max(tail)).await?;
+        if end == 0 {
+            let message =
+                "no cluster is counted, not even the header's: 'vellum check -r all' first";
+            return Err(corrupt("truncate", message));
+        }
         let end_bytes = end * self.cluster_bytes();
         if end_bytes < file.len_bytes()? && file.truncate(end_bytes).await.is_ok() {
             self.note_cut(end);

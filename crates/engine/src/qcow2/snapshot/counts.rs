@@ -193,7 +193,7 @@ impl Image {
     }
 
     /// Where the refcount blocks lie, up to the last one.
-    pub(super) fn counting_blocks(&self) -> Result<Vec<Option<HostOffset>>> {
+    pub(crate) fn counting_blocks(&self) -> Result<Vec<Option<HostOffset>>> {
         let table = self.allocator.refcounts.table();
         let entries = table.entries.used();
         let last = entries.iter().rposition(|e| e.raw_offset() != 0);

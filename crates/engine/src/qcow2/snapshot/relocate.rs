@@ -54,7 +54,7 @@ impl Image {
     }
 
     /// What an exchange moves: where it lies, and how many bytes it has.
-    fn movable_metadata(&self) -> Result<Vec<(HostOffset, u64)>> {
+    pub(crate) fn movable_metadata(&self) -> Result<Vec<(HostOffset, u64)>> {
         let cluster = self.geometry.cluster_size_bytes();
         let header = self.header();
         let snapshots = self.snapshot_table();
