@@ -47,13 +47,7 @@ impl Image {
                 at += self.geometry.cluster_size_bytes();
             }
         }
-        for entry in &self.snapshot_table().entries {
-            if index >= entry.l1_entries.into() {
-                continue;
-            }
-            let at = entry.l1_table_offset.bytes() + index * 8;
-            let raw = read_bytes(&self.file, at, 8).await?;
-            let table = L1Entry::read(&raw, 0).unwrap_or_default();
+        for (_, table) in self.snapshot_l1_entries(index).await? {
             self.check_snapshot_table_counted(table).await?;
         }
         Ok(())

@@ -113,9 +113,7 @@ impl Image {
         }
         Ok(())
     }
-}
 
-impl Image {
     /// Has a range of new clusters read as zeroes; holes in it stay holes, or the file would take more
     /// room than before.
     async fn keep_holes(&self, host: Range<u64>) -> Result<()> {

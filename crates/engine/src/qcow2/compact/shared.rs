@@ -137,17 +137,28 @@ impl Image {
         })
     }
 
+    /// The entries with an index of the L1 tables of snapshots, and where they lie.
+    pub(super) async fn snapshot_l1_entries(
+        &self,
+        index: u64,
+    ) -> Result<Vec<(HostOffset, L1Entry)>> {
+        let mut found = Vec::new();
+        for snapshot in &self.snapshot_table().entries {
+            if index >= snapshot.l1_entries.into() {
+                continue;
+            }
+            let at = HostOffset(snapshot.l1_table_offset.bytes() + index * 8);
+            let raw = read_bytes(&self.file, at.bytes(), 8).await?;
+            found.push((at, L1Entry::read(&raw, 0).unwrap_or_default()));
+        }
+        Ok(found)
+    }
+
     /// The L2 tables that snapshots use at an index of their L1 tables; `None`: none, or too many.
     async fn shared_tables(&self, index: u64) -> Result<Option<Vec<SharedTable>>> {
         let mut places: BTreeMap<HostOffset, Vec<HostOffset>> = BTreeMap::new();
-        for entry in &self.snapshot_table().entries {
-            if index >= entry.l1_entries.into() {
-                continue;
-            }
-            let at = HostOffset(entry.l1_table_offset.bytes() + index * 8);
-            let raw = read_bytes(&self.file, at.bytes(), 8).await?;
-            let table = L1Entry::read(&raw, 0).unwrap_or_default();
-            let table = table.decode(&self.geometry);
+        for (at, entry) in self.snapshot_l1_entries(index).await? {
+            let table = entry.decode(&self.geometry);
             if let Some(table) = table.map_err(|e| bad_format("compact", &e))? {
                 places.entry(table).or_default().push(at);
             }
