@@ -8,7 +8,7 @@
 //! - Shrinking first keeps requests out, waits for those that run, changes the
 //!   header, and only then gives up what lies beyond the new end. A crash in between
 //!   leaves that mapped: wasted space, not damage. Growing clears it.
-//! - A raw data file is cut before the header changes: what it holds beyond the end of the disk is the
+//! - A raw data file is cut, or zeroed where its size is fixed, before the header changes: what it holds beyond the end of the disk is the
 //!   disk's as soon as that grows (somebody may have made it longer first). After a crash in between the disk
 //!   has its old size, and zeroes where it was to end.
 
@@ -401,9 +401,8 @@ impl Image {
                 .await;
             self.write_back_locked_range(first..end).await?;
             self.commit().await?;
-            if self.data_is_raw() && self.data.capabilities().growable {
-                self.data.truncate(new_bytes).await?;
-                self.data.flush().await?;
+            if self.data_is_raw() {
+                self.give_up_raw_data(new_bytes).await?;
             }
             self.write_size(new_bytes).await?;
             self.size.set(new_bytes);
@@ -418,6 +417,23 @@ impl Image {
             self.data.truncate(new_bytes).await?;
         }
         self.cut_tail().await
+    }
+
+    /// Makes sure that what a raw data file holds beyond the new end of the disk is not there when the disk grows
+    /// again. A file of a fixed size (a block device) keeps its length: there it is zeroed.
+    async fn give_up_raw_data(&self, new_bytes: u64) -> Result<()> {
+        if self.data.capabilities().growable {
+            self.data.truncate(new_bytes).await?;
+        } else {
+            let end = self.header().size_bytes.min(self.data.len_bytes()?);
+            let flags = ZeroFlags {
+                may_unmap: true,
+                ..ZeroFlags::default()
+            };
+            let len_bytes = end.saturating_sub(new_bytes);
+            self.data.write_zeroes(new_bytes, len_bytes, flags).await?;
+        }
+        self.data.flush().await
     }
 }
 
