@@ -94,3 +94,64 @@ fn a_log_is_nobodys_only_once_the_bit_is_durably_gone() {
     };
     vellum_sim::replay(&vellum_sim::engine(), &scenario).unwrap();
 }
+
+/// A sync fails while a later write is still in the caches of the operating system: the guest reads that once the image
+/// is opened anew, and a flush must make it durable, although nothing was written since.
+#[test]
+fn the_first_flush_covers_what_was_written_before_the_image_was_opened() {
+    let start = |op| Step::Start(op);
+    let zeroes = Op::WriteZeroes {
+        offset: 262_144,
+        len: 65_536,
+        unmap: true,
+        fua: false,
+    };
+    let discard = Op::Discard {
+        offset: 262_144,
+        len: 65_536,
+    };
+    let odds = FaultRates {
+        requests: 110,
+        flushes: 7,
+        forgets: false,
+    };
+    let seed = 7_805_595_666_134_812_781;
+    let scenario = Scenario {
+        image: ImageOptions {
+            backing: Backing::Qcow2 {
+                size_bytes: 262_144,
+                cluster_bits: 10,
+            },
+            data_file: DataFile::External,
+            write_log: WriteLog::File,
+            ..ImageOptions::plain(524_288, 18)
+        },
+        setup: vec![write(486_912, 1024, false), write(342_575, 806, false)],
+        preparations: vec![],
+        cycles: vec![PowerCycle {
+            steps: vec![
+                Step::Fail { seed, odds },
+                start(discard),
+                start(Op::Flush),
+                start(zeroes),
+                start(write(262_144, 65_536, false)),
+                start(write(410_112, 512, false)),
+                start(write(410_112, 512, false)),
+                start(read(409_088, 3584)),
+                start(write(23_552, 512, false)),
+                start(write(409_600, 1536, false)),
+                start(write(409_088, 1536, true)),
+                start(write(412_160, 512, false)),
+                start(write(409_600, 512, false)),
+                Step::Reopen,
+                start(Op::Flush),
+            ],
+            schedule_seed: 6_383_332_974_875_971_326,
+            crash: Some(Crash {
+                step: 90,
+                cut: PowerCut { kept: vec![] },
+            }),
+        }],
+    };
+    vellum_sim::replay(&vellum_sim::engine(), &scenario).unwrap();
+}
