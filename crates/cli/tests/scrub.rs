@@ -58,9 +58,12 @@ fn damage(folder: &TempDir, inside: u64) {
     let at = offset.expect("a place") + inside;
     let options = &mut fs::OpenOptions::new();
     let file = options.write(true).open(folder.path().join("a"));
-    file.expect("the image")
-        .write_all_at(b"X", at)
-        .expect("it is written");
+    let file = file.expect("the image");
+    let before = file.metadata().expect("metadata").modified();
+    file.write_all_at(b"X", at).expect("it is written");
+    // A disk does not tell.
+    let told = file.set_modified(before.expect("a time"));
+    told.expect("the time is set");
 }
 
 #[test]
@@ -124,6 +127,40 @@ fn other_programs_drop_the_checksums() {
     let off = "--image-opts driver=qcow2,file.filename=a,checksums=off";
     done(&folder, &format!("io {off} -c flush"));
     assert_eq!(vellum(&folder, "scrub a").0, 1);
+}
+
+/// QEMU opens a backing file that it commits into for reading first, and does not clear the bit of the checksums when
+/// it goes on to write. What it has written is kept.
+#[test]
+fn what_qemu_has_committed_is_not_overwritten() {
+    let folder = folder();
+    qemu(&folder, &["qemu-io", "-c", "write -P 5 0 1M", "a"]);
+    done(&folder, &format!("scrub -q {KEEP}"));
+    let create = "qemu-img create -q -f qcow2 -b a -F qcow2 top";
+    qemu(&folder, &create.split(' ').collect::<Vec<_>>());
+    qemu(&folder, &["qemu-io", "-c", "write -P 9 0 64k", "top"]);
+    qemu(&folder, &["qemu-img", "commit", "-q", "top"]);
+    for io in ["io -r", "io"] {
+        let words: Vec<&str> = io.split(' ').chain(["-c", "read 0 64k", "a"]).collect();
+        let read = run(env!("CARGO_BIN_EXE_vellum"), folder.path(), &words);
+        assert_eq!(read.stdout, b"read failed: Input/output error\n", "{io}");
+        let told = String::from_utf8_lossy(&read.stderr);
+        assert!(told.contains("or another program has"), "{told}");
+    }
+    let (code, text) = vellum(&folder, "scrub --repair a");
+    assert_eq!(code, 2, "{text}");
+    assert!(
+        text.contains("a repair would bring back older ones"),
+        "{text}"
+    );
+    qemu(&folder, &["qemu-io", "-r", "-c", "read -P 9 0 64k", "a"]);
+    let off = "--image-opts driver=qcow2,file.filename=a,checksums=off";
+    done(&folder, &format!("io {off} -c flush"));
+    qemu(&folder, &["qemu-img", "check", "-q", "a"]);
+    done(&folder, &format!("scrub -q {KEEP}"));
+    let words = ["io", "-r", "-c", "read -P 9 0 64k", "a"];
+    let read = run(env!("CARGO_BIN_EXE_vellum"), folder.path(), &words);
+    assert!(read.status.success(), "{read:?}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use vellum_jobs::live::{CopyOutcome, in_steps};
 
 /// Scrubs an image, which may be in use, at the speed that `control` says: of the bytes that are
 /// read, holes cost nothing. With `repairs` damaged bytes that the backing file has too are written
-/// anew. `progress` is told how many bytes of the file are done, and of how many.
+/// anew, also those that another program may have written if `force` says so. `progress` is told how many bytes of the file are done, and of how many.
 ///
 /// `None`: it was cancelled. What has a checksum now keeps it.
 ///
@@ -16,11 +16,14 @@ use vellum_jobs::live::{CopyOutcome, in_steps};
 /// If the image has no checksums, or its file or theirs cannot be read or written.
 pub async fn scrub(
     image: &Qcow2,
-    repairs: bool,
+    (repairs, force): (bool, bool),
     control: &JobControl,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<Option<ScrubReport>> {
     let mut scrub = image.scrub()?;
+    if force {
+        scrub.assume_unmodified();
+    }
     progress(0, scrub.total_bytes()?);
     let step = async || {
         let before_bytes = scrub.read_bytes();

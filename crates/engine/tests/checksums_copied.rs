@@ -186,7 +186,7 @@ impl Cached {
 
 impl Storage for Cached {
     delegate!(
-        inner: capabilities, name, len_bytes, read, block_status
+        inner: capabilities, name, len_bytes, modified_at, read, block_status
     );
 
     fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {

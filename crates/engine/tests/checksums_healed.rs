@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use vellum::gate::{DenyAll, FileRequest, Gate};
-use vellum::qcow2::checksums::ChecksumOptions;
+use vellum::qcow2::checksums::{ChecksumOptions, ScrubReport};
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, Messages, OpenOptions, Qcow2};
 use vellum::raw::{Raw, RawOptions};
@@ -92,11 +92,7 @@ impl Disk {
     async fn damage(&self, image: &Qcow2, guest: u64) {
         let extent = image.block_status(guest, 512, u32::MAX).await.unwrap();
         let at = extent.host.expect("it is data").offset_bytes;
-        let write = |byte| {
-            let image = self.image.clone();
-            image.write(at, one(Buffer::copy_of(&[byte])), WriteFlags::default())
-        };
-        write(0xaa).await.unwrap();
+        self.image.damage(at, &[0xaa]);
     }
 
     fn said(&self) -> Vec<String> {
@@ -110,10 +106,17 @@ async fn write(image: &Qcow2, at: u64, len: usize, byte: u8) {
     written.await.unwrap();
 }
 
-async fn damaged_bytes(image: &Qcow2) -> u64 {
+async fn scrub(image: &Qcow2, repairs: bool, force: bool) -> ScrubReport {
     let mut scrub = image.scrub().unwrap();
+    if force {
+        scrub.assume_unmodified();
+    }
     while scrub.step().await.unwrap() {}
-    scrub.finish(false).await.unwrap().damaged_bytes
+    scrub.finish(repairs).await.unwrap()
+}
+
+async fn damaged_bytes(image: &Qcow2) -> u64 {
+    scrub(image, false, false).await.damaged_bytes
 }
 
 #[test]
@@ -177,6 +180,64 @@ fn what_the_backing_file_does_not_have_is_an_error() {
     });
 }
 
+/// QEMU commits into a backing file without clearing the bit of the checksums: what it has written is not
+/// overwritten with what was there before.
+#[test]
+fn what_another_program_has_written_is_not_repaired() {
+    block_on(async {
+        let disk = Disk::new(16).await;
+        let image = disk.open(true).await;
+        let extent = image.block_status(8192, 512, u32::MAX).await.unwrap();
+        let at = extent.host.unwrap().offset_bytes;
+        image.close().await.unwrap();
+        let newer = one(Buffer::copy_of(&[9; 4096]));
+        let written = disk.image.write(at, newer, WriteFlags::default());
+        written.await.unwrap();
+        for read_only in [true, false, false] {
+            let image = disk.open(read_only).await;
+            let error = image.read(8192, Buffer::for_read(512)).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ChecksumMismatch);
+            assert!(error.to_string().contains("another program"), "{error}");
+            // Also a session that writes elsewhere, and closes.
+            if !read_only {
+                write(&image, 65_536, 512, 7).await;
+            }
+            let report = scrub(&image, true, false).await;
+            assert_eq!((report.left_bytes(), report.may_be_newer), (4096, true));
+            image.close().await.unwrap();
+        }
+        let there = disk.image.snapshot();
+        assert_eq!(there[at as usize..at as usize + 4096], [9; 4096]);
+        // Somebody who knows better.
+        let image = disk.open(false).await;
+        let report = scrub(&image, true, true).await;
+        assert_eq!((report.left_bytes(), report.may_be_newer), (0, false));
+        image.close().await.unwrap();
+        assert_eq!(disk.said(), <[String; 0]>::default());
+    });
+}
+
+/// A program that was killed has not told when it wrote last; a scrub that finds nothing is as good.
+#[test]
+fn a_scrub_after_a_crash_has_reads_repaired_again() {
+    block_on(async {
+        let disk = Disk::new(16).await;
+        let image = disk.open(false).await;
+        let extent = image.block_status(8192, 512, u32::MAX).await.unwrap();
+        let at = extent.host.unwrap().offset_bytes;
+        drop(image);
+        let image = disk.open(false).await;
+        let report = scrub(&image, false, false).await;
+        assert_eq!((report.damaged_bytes, report.may_be_newer), (0, false));
+        image.close().await.unwrap();
+        let image = disk.open(false).await;
+        disk.image.damage(at, &[0xaa]);
+        let bytes = image.read(8192, Buffer::for_read(512)).await.unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 5));
+        image.close().await.unwrap();
+    });
+}
+
 #[test]
 fn an_image_that_is_only_read_is_not_changed() {
     block_on(async {
@@ -215,10 +276,8 @@ fn a_layer_of_a_long_chain_heals_its_reads() {
         }
         // The first time by the mapping, then by what is known of it.
         for at in [8192, 8192, 8200] {
-            let damage = one(Buffer::copy_of(&[0xaa]));
-            let host = host.as_ref().unwrap().offset_bytes;
-            let write = disk.image.write(host, damage, WriteFlags::default());
-            write.await.unwrap();
+            disk.image
+                .damage(host.as_ref().unwrap().offset_bytes, &[0xaa]);
             let bytes = chain.read(at, Buffer::for_read(512)).await.unwrap();
             assert!(bytes.iter().all(|byte| *byte == 5));
         }

@@ -35,6 +35,9 @@ const VERSION: u32 = 1;
 /// Where the superblock's own checksum lies, and what it is taken of ends.
 const CRC: usize = 12;
 const SUPERBLOCK_BYTES: usize = 48;
+/// Where [`Superblock::left_at`] lies, and its own checksum.
+const LEFT_AT: usize = 48;
+const LEFT_AT_CRC: usize = 56;
 /// An entry that leads to a page has this bit.
 const SETTLED: u64 = 1 << 32;
 /// What stands for the CRC32Cs that mean something else.
@@ -127,6 +130,9 @@ pub struct Superblock {
     pub id: LogId,
     /// The identity that may still stand there, while it changes.
     pub previous: Option<LogId>,
+    /// When the image's file was last modified, as the one who closed it has seen; `None`: it was not closed, or
+    /// its sums were not known to be those of what Vellum has written.
+    pub left_at: Option<u64>,
 }
 
 impl Superblock {
@@ -166,6 +172,7 @@ impl Superblock {
         Ok(id(16).map(|first| Superblock {
             id: first,
             previous: id(32).filter(|previous| *previous != NOBODY),
+            left_at: left_at(page),
         }))
     }
 
@@ -178,8 +185,27 @@ impl Superblock {
         page[32..48].copy_from_slice(&self.previous.unwrap_or(NOBODY).0);
         let crc = crc_of(&page);
         page[CRC..CRC + 4].copy_from_slice(&crc.to_be_bytes());
+        if let Some(left_at) = self.left_at {
+            page[LEFT_AT..LEFT_AT_CRC].copy_from_slice(&left_at.to_be_bytes());
+            let crc = left_at_crc_of(&page);
+            page[LEFT_AT_CRC..LEFT_AT_CRC + 4].copy_from_slice(&crc.to_be_bytes());
+        }
         page
     }
+}
+
+/// What a program has left that knows the field: others write zeros there.
+fn left_at(page: &[u8]) -> Option<u64> {
+    let raw = page.first_chunk::<{ LEFT_AT_CRC + 4 }>()?;
+    (bytes::be32(raw, LEFT_AT_CRC) == Some(left_at_crc_of(raw)))
+        .then(|| bytes::be64(raw, LEFT_AT))
+        .flatten()
+}
+
+/// With the identity: the field is of one use of the file.
+fn left_at_crc_of(raw: &[u8]) -> u32 {
+    let crc = crc32c::crc32c(&raw[16..32]);
+    crc32c::crc32c_append(crc, &raw[LEFT_AT..LEFT_AT_CRC])
 }
 
 fn crc_of(raw: &[u8]) -> u32 {
@@ -196,11 +222,20 @@ mod tests {
         let superblock = Superblock {
             id: LogId([7; 16]),
             previous: Some(LogId([8; 16])),
+            left_at: Some(99),
         };
         let mut page = superblock.encode();
         assert_eq!(page.len() as u64, PAGE_BYTES);
         assert_eq!(Superblock::decode(&page), Ok(Some(superblock)));
         assert_eq!(Superblock::decode(&page[..47]), Ok(None));
+        let nothing_left = Superblock {
+            left_at: None,
+            ..superblock
+        };
+        page[LEFT_AT] ^= 1;
+        assert_eq!(Superblock::decode(&page), Ok(Some(nothing_left)));
+        page = nothing_left.encode();
+        assert_eq!(Superblock::decode(&page), Ok(Some(nothing_left)));
         for bit in 0..SUPERBLOCK_BYTES * 8 {
             page[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(Superblock::decode(&page), Ok(None), "bit {bit}");

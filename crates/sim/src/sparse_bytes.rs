@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 /// The smallest unit that a power cut keeps or loses.
@@ -53,6 +54,14 @@ impl SparseBytes {
             self.pages.split_off(&len_bytes.div_ceil(PAGE_BYTES));
         }
         self.len_bytes = len_bytes;
+    }
+
+    /// What other bytes have another one of, as good as always.
+    pub fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (self.len_bytes, self.fill).hash(&mut hasher);
+        self.pages.hash(&mut hasher);
+        hasher.finish()
     }
 
     /// Reads into `out`; bytes beyond the end are zero.

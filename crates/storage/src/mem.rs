@@ -12,6 +12,8 @@ use vellum_io::{Buffers, Io, Result};
 #[derive(Debug)]
 pub struct MemStorage {
     bytes: Mutex<Vec<u8>>,
+    /// How many requests have changed something.
+    changes: AtomicU64,
     name: String,
 }
 
@@ -33,6 +35,7 @@ impl MemStorage {
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         MemStorage {
             bytes: Mutex::new(bytes),
+            changes: AtomicU64::new(0),
             name: format!("memory-{number}"),
         }
     }
@@ -42,7 +45,22 @@ impl MemStorage {
         self.lock().clone()
     }
 
+    /// Overwrites bytes that are there as a disk does that fails: nobody is told.
+    ///
+    /// # Panics
+    /// If the range does not lie inside of the storage.
+    pub fn damage(&self, offset_bytes: u64, bytes: &[u8]) {
+        let start = offset_bytes as usize;
+        self.lock()[start..start + bytes.len()].copy_from_slice(bytes);
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.bytes.lock()
+    }
+
+    /// For a request that changes something.
+    fn lock_for_change(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.changes.fetch_add(1, Ordering::Relaxed);
         self.bytes.lock()
     }
 }
@@ -75,6 +93,10 @@ impl Storage for MemStorage {
         Ok(self.lock().len() as u64)
     }
 
+    fn modified_at(&self) -> Result<Option<u64>> {
+        Ok(Some(self.changes.load(Ordering::Relaxed)))
+    }
+
     fn read(&self, offset_bytes: u64, mut buffers: Buffers) -> Io<Buffers> {
         let bytes = self.lock();
         let mut at = offset_bytes as usize;
@@ -88,7 +110,7 @@ impl Storage for MemStorage {
     }
 
     fn write(&self, offset_bytes: u64, buffers: Buffers, _flags: WriteFlags) -> Io<Buffers> {
-        let mut bytes = self.lock();
+        let mut bytes = self.lock_for_change();
         let mut at = offset_bytes as usize;
         let end = at + total_len(&buffers) as usize;
         grow(&mut bytes, at, end);
@@ -100,7 +122,7 @@ impl Storage for MemStorage {
     }
 
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, _flags: ZeroFlags) -> Io<()> {
-        let mut bytes = self.lock();
+        let mut bytes = self.lock_for_change();
         let (start, end) = (offset_bytes as usize, (offset_bytes + len_bytes) as usize);
         if start == end {
             return Io::ready(Ok(()));
@@ -111,7 +133,7 @@ impl Storage for MemStorage {
     }
 
     fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        let mut bytes = self.lock();
+        let mut bytes = self.lock_for_change();
         let start = (offset_bytes as usize).min(bytes.len());
         let end = ((offset_bytes + len_bytes) as usize).min(bytes.len());
         bytes[start..end].fill(0);
@@ -120,7 +142,7 @@ impl Storage for MemStorage {
 
     fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
         grow(
-            &mut self.lock(),
+            &mut self.lock_for_change(),
             offset_bytes as usize,
             (offset_bytes + len_bytes) as usize,
         );
@@ -132,7 +154,7 @@ impl Storage for MemStorage {
     }
 
     fn truncate(&self, len_bytes: u64) -> Io<()> {
-        self.lock().resize(len_bytes as usize, 0);
+        self.lock_for_change().resize(len_bytes as usize, 0);
         Io::ready(Ok(()))
     }
 }

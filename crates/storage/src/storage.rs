@@ -214,6 +214,15 @@ pub trait Storage: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
+    /// When somebody, in this program or another, last changed the bytes: nanoseconds since 1970 by the clock of
+    /// the file system, or what else grows with every change. `None`, the default: that is not told.
+    ///
+    /// # Errors
+    /// What the system says where it has to be asked.
+    fn modified_at(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
     /// Tries to copy a range of `source`, which may be this same storage, without
     /// moving bytes through the program's memory. The range must lie inside `source`
     /// and the two must not overlap.

@@ -29,6 +29,7 @@ type Opt = common::Opt<Own>;
 enum Own {
     Cache,
     Rate,
+    Force,
     Repair,
     ReadOnly,
 }
@@ -43,6 +44,7 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     Opt::own(Own::Cache, 'T', "cache", Takes::Value),
     Opt::own(Own::Rate, 'r', "rate", Takes::Value),
     Opt::own_long(Own::Repair, "repair", Takes::Nothing),
+    Opt::own_long(Own::Force, "force", Takes::Nothing),
     Opt::own_long(Own::ReadOnly, "read-only", Takes::Nothing),
     Opt::OBJECT,
 ];
@@ -61,6 +63,7 @@ struct Arguments {
     cache: CacheMode,
     rate_bytes: Option<u64>,
     repair: bool,
+    force: bool,
     read_only: bool,
 }
 
@@ -70,6 +73,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         match option {
             Own::Cache => arguments.cache = cache_mode("cache", &value)?,
             Own::Rate => arguments.rate_bytes = Some(rate(&value)?),
+            Own::Force => arguments.force = true,
             Own::Repair => arguments.repair = true,
             Own::ReadOnly => arguments.read_only = true,
         }
@@ -82,6 +86,9 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let spec = arguments.common.one_image()?;
     if arguments.repair && arguments.read_only {
         return Err(Failure::Usage("--repair excludes --read-only".into()));
+    }
+    if arguments.force && !arguments.repair {
+        return Err(Failure::Usage("--force is for --repair".into()));
     }
     install_bulk_lane(arguments.cache.direct)?;
     lane::block_on(open_and_compare(command, &spec, &arguments))
@@ -129,7 +136,7 @@ async fn compare(
     let control = JobControl::new();
     control.speed().set(arguments.rate_bytes.unwrap_or(0));
     let show = |done_bytes, total_bytes| progress.show(done_bytes, total_bytes);
-    let found = scrub::scrub(image, arguments.repair, &control, show).await;
+    let found = scrub::scrub(image, (arguments.repair, arguments.force), &control, show).await;
     let found =
         found.map_err(|error| Failure::Message(format!("Scrub failed: {}", error_text(&error))))?;
     // Nobody gives it up.
@@ -171,6 +178,11 @@ fn to_text(found: &ScrubReport) -> String {
             human(left)
         ),
     };
+    if found.may_be_newer && found.left_bytes() > 0 {
+        text += "The file was modified since Vellum closed it, or it was not closed: another program may have written \
+                 these bytes, and a repair would bring back older ones (--repair --force does; checksums=off keeps \
+                 what is there).\n";
+    }
     text
 }
 
@@ -193,6 +205,7 @@ fn to_json(name: &str, found: &ScrubReport) -> String {
         "new-bytes": found.new_bytes,
         "damaged-bytes": found.damaged_bytes,
         "left-bytes": found.left_bytes(),
+        "may-be-newer": found.may_be_newer,
         "damaged": damaged,
     });
     serde_json::to_string_pretty(&report).unwrap_or_default()

@@ -9,7 +9,7 @@ use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2};
 use vellum::{BlockDevice, Buffer, ErrorKind, Io, RequestFlags, Storage, ZeroRequest};
 use vellum_io::Buffers;
-use vellum_storage::{MemStorage, WriteFlags};
+use vellum_storage::MemStorage;
 pub const SIZE_BYTES: u64 = 8 << 20;
 pub const BLOCK: u64 = 4096;
 
@@ -76,9 +76,7 @@ impl Disk {
 
     pub async fn flip(&self, byte: u64, bit: u8) {
         let read = self.image.read(byte, one(Buffer::zeroed(1))).await.unwrap();
-        let flipped = Buffer::copy_of(&[read[0][0] ^ (1 << bit)]);
-        let written = self.image.write(byte, one(flipped), WriteFlags::default());
-        written.await.unwrap();
+        self.image.damage(byte, &[read[0][0] ^ (1 << bit)]);
     }
 }
 

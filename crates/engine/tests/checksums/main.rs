@@ -270,7 +270,7 @@ struct Torn {
 
 impl Storage for Torn {
     delegate!(
-        inner: capabilities, name, len_bytes, read, write_zeroes, discard, flush, truncate, block_status
+        inner: capabilities, name, len_bytes, modified_at, read, write_zeroes, discard, flush, truncate, block_status
     );
 
     fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {

@@ -536,6 +536,17 @@ impl Storage for FileStorage {
         Some(self)
     }
 
+    fn modified_at(&self) -> Result<Option<u64>> {
+        if self.file.device.is_some() {
+            // That of its name, which writes do not change.
+            return Ok(None);
+        }
+        let stat = self.file.stat()?;
+        let nanoseconds =
+            i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec);
+        Ok(u64::try_from(nanoseconds).ok())
+    }
+
     fn allocated_bytes(&self) -> Result<Option<u64>> {
         // The kernel counts in units of 512 bytes, whatever the block size.
         self.file

@@ -126,7 +126,7 @@ impl WatchedStorage {
 
 impl Storage for WatchedStorage {
     delegate!(
-        inner: capabilities, name, version, len_bytes, read, read_into, allocate, flush, truncate,
+        inner: capabilities, name, version, len_bytes, modified_at, read, read_into, allocate, flush, truncate,
         block_status, allocated_bytes, may_clone_from, close, event_listener, transparent_storage,
     );
 

@@ -139,7 +139,7 @@ impl<P: Policy> Wrapped<P> {
 }
 
 impl<P: Policy> Storage for Wrapped<P> {
-    delegate!(inner: capabilities, name, len_bytes, allocated_bytes, close);
+    delegate!(inner: capabilities, name, len_bytes, modified_at, allocated_bytes, close);
 
     fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
         let range = (offset_bytes, total_len(&buffers));

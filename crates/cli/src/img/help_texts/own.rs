@@ -68,7 +68,7 @@ pub(super) const COMPACT: Text = Text {
 
 pub(super) const SCRUB: Text = Text {
     usage: "\
-[-f FMT | --image-opts] [--repair | --read-only] [-r RATE]
+[-f FMT | --image-opts] [--repair [--force] | --read-only] [-r RATE]
         [-T CACHE_MODE] [--output FMT] [-p] [-q] [--object OBJDEF] FILENAME",
     arguments: &[
         QUIET,
@@ -84,6 +84,10 @@ pub(super) const SCRUB: Text = Text {
         (
             "--repair",
             "write what has changed on disk anew if the backing file has it",
+        ),
+        (
+            "--force",
+            "also where another program may have written, and what it wrote is newer",
         ),
         (
             "--read-only",

@@ -76,7 +76,7 @@ impl Work for Scrub {
             return Ok(CopyOutcome::All);
         };
         let progress = |done_bytes, total_bytes| job.set_progress(done_bytes, total_bytes);
-        let found = scrub(image, self.repairs, &job.control, progress).await?;
+        let found = scrub(image, (self.repairs, false), &job.control, progress).await?;
         let Some(found) = found else {
             return Ok(CopyOutcome::GivenUp);
         };

@@ -13,7 +13,7 @@ use vellum_storage::Storage;
 
 use super::forget::{extension_of, forget, has_checksums};
 use super::options::ChecksumOptions;
-use super::pages::Checksums;
+use super::pages::{Checksums, Trust};
 use super::storage::Checksummed;
 use super::sums_file::SumsFile;
 use crate::gate::{FileRequest, Gate};
@@ -53,14 +53,18 @@ pub(in crate::qcow2) async fn open(
     if !writes && looks_only {
         return Ok((file, None));
     }
-    let (sums, extension) = match has_checksums(header) {
+    // Before anything is written.
+    let modified_at = file.modified_at()?;
+    let (sums, extension, left_at) = match has_checksums(header) {
         true => {
-            let (sums, extension) = existing(&file, gate, header, options).await?;
-            (sums, Some(extension))
+            let (sums, extension, found) = existing(&file, gate, header, options).await?;
+            (sums, Some(extension), found.left_at)
         }
-        false => (make(&file, header, options).await?, None),
+        false => (make(&file, header, options).await?, None, modified_at),
     };
-    let checksums = Checksums::new(file, sums, options.messages.clone());
+    let is_as_left = modified_at.is_some() && modified_at == left_at;
+    let trust = Trust { writes, is_as_left };
+    let checksums = Checksums::new(file, sums, trust, options.messages.clone());
     let file: Arc<dyn Storage> = Arc::new(Checksummed(checksums.clone()));
     if let Some(extension) = extension.filter(|_| writes) {
         checksums.sums.open_again().await?;
@@ -79,7 +83,7 @@ async fn existing(
     gate: &dyn Gate,
     header: &Header,
     options: &OpenOptions,
-) -> Result<(SumsFile, WriteLogExtension)> {
+) -> Result<(SumsFile, WriteLogExtension, Superblock)> {
     let Some(extension) = extension_of(header) else {
         let message =
             "the image has checksums, and does not say where (checksums=off gives them up)";
@@ -104,12 +108,12 @@ async fn existing(
     };
     let sums = SumsFile(storage);
     let found = sums.superblock().await?;
-    if found.is_none_or(|found| !found.is_of(extension.id)) {
+    let Some(found) = found.filter(|found| found.is_of(extension.id)) else {
         let message = "these are not the checksums of the image (name the right file with checksums=, or \
                        give them up with checksums=off)";
         return Err(refuse(ErrorKind::InvalidImage, sums.0.name(), message));
-    }
-    Ok((sums, extension))
+    };
+    Ok((sums, extension, found))
 }
 
 /// Gives image and checksums, by which `file` is seen, a new identity, durably, so that a copy of the image is not taken for
@@ -133,12 +137,20 @@ async fn rename(
         }
     }
     let id = LogId(random_bytes(&sums.0)?);
-    let previous = Some(extension.id);
-    sums.begin(Superblock { id, previous }).await?;
+    let renaming = Superblock {
+        id,
+        previous: Some(extension.id),
+        left_at: None,
+    };
+    sums.begin(renaming).await?;
     let extension = WriteLogExtension { id, ..extension };
     name_in_header(file, extension).await?;
     let previous = None;
-    sums.begin(Superblock { id, previous }).await
+    sums.begin(Superblock {
+        previous,
+        ..renaming
+    })
+    .await
 }
 
 /// As [`rename`], when an image is closed whose checksums have changed: a copy that was made of it in
@@ -221,8 +233,12 @@ async fn make(file: &Arc<dyn Storage>, header: &Header, options: &OpenOptions) -
         name: name.clone().into_bytes(),
     };
     name_in_header(file, extension).await?;
-    let previous = None;
-    sums.begin(Superblock { id, previous }).await?;
+    sums.begin(Superblock {
+        id,
+        previous: None,
+        left_at: None,
+    })
+    .await?;
     rewrite_header(file, |header| {
         header.autoclear = header.autoclear.with(Autoclear::CHECKSUMS);
         Ok(())

@@ -4,6 +4,8 @@
 //!
 //! Invariants:
 //! - Nothing here runs before a read has failed.
+//! - Nothing is taken from the backing file if another program may have written to the image: what the block has
+//!   now may be the newer, and nobody knows.
 //! - What is written has the sum that the block has at that moment, so it undoes no newer write.
 //! - A change waits for none here: a close that waits for the change would wait for both.
 
@@ -42,7 +44,9 @@ impl Image {
         // In smaller clusters a block belongs to several guest ranges.
         let is_one = self.geometry.cluster_size_bytes() >= BLOCK_BYTES;
         let checksums = self.checksums.as_ref();
-        let Some(checksums) = checksums.filter(|_| is_one && !self.is_encrypted()) else {
+        let Some(checksums) =
+            checksums.filter(|sums| is_one && !self.is_encrypted() && sums.may_repair())
+        else {
             return Err(error);
         };
         let mut healed = Vec::new();

@@ -25,6 +25,15 @@ pub(super) type Pages = SmallVec<[Arc<Page>; 2]>;
 /// Pages in memory, more or less: 16 MiB, which tell of 16 GiB.
 pub(super) const MAX_PAGES: usize = 4096;
 
+/// How far sums can be trusted that do not agree with the bytes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Trust {
+    /// The image is open for writing.
+    pub(super) writes: bool,
+    /// Nobody has modified the image's file since Vellum closed it.
+    pub(super) is_as_left: bool,
+}
+
 /// The checksums of an image that is open.
 pub(crate) struct Checksums {
     /// The image's file.
@@ -43,6 +52,11 @@ pub(crate) struct Checksums {
     pub(super) is_watched: AtomicBool,
     /// Since the image was opened, or is being opened.
     pub(super) has_changed: AtomicBool,
+    pub(super) writes: bool,
+    /// Bytes that do not agree were changed by the disk. Not if another program may have written to the file: there are
+    /// some that know nothing of the image's bit and do not clear it either, as QEMU does not when it commits into a
+    /// backing file.
+    pub(super) is_as_left: AtomicBool,
     /// A flush of one of the files that failed.
     pub(super) failed: OnceLock<Error>,
     messages: Messages,
@@ -60,7 +74,12 @@ impl fmt::Debug for Checksums {
 }
 
 impl Checksums {
-    pub(super) fn new(file: Arc<dyn Storage>, sums: SumsFile, messages: Messages) -> Arc<Self> {
+    pub(super) fn new(
+        file: Arc<dyn Storage>,
+        sums: SumsFile,
+        trust: Trust,
+        messages: Messages,
+    ) -> Arc<Self> {
         Arc::new(Checksums {
             file,
             sums,
@@ -72,10 +91,17 @@ impl Checksums {
             now: AtomicU64::new(0),
             is_watched: AtomicBool::new(false),
             has_changed: AtomicBool::new(false),
+            writes: trust.writes,
+            is_as_left: AtomicBool::new(trust.is_as_left),
             failed: OnceLock::new(),
             messages,
             healed: AtomicU64::new(0),
         })
+    }
+
+    /// Whether what the backing file has, and a block had by its sum, may take the place of what the block has.
+    pub(super) fn may_repair(&self) -> bool {
+        self.is_as_left.load(Ordering::Relaxed)
     }
 
     /// Tells of blocks that a reader had from the backing file; `written`: whether they are written

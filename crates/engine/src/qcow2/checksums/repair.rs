@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use vellum_format::checksums::{BLOCK_BYTES, sum_of};
 use vellum_format::types::GuestOffset;
@@ -39,6 +40,8 @@ pub struct ScrubReport {
     pub new_bytes: u64,
     /// Bytes that have changed on disk.
     pub damaged_bytes: u64,
+    /// Another program may have changed them: nothing was repaired.
+    pub may_be_newer: bool,
     /// Where they are, in the order of the file: the first 10,000 ranges.
     pub damaged: Vec<DamagedRange>,
 }
@@ -121,8 +124,15 @@ impl Scrub {
         Ok(true)
     }
 
+    /// Takes it that nobody has modified the image's file since Vellum closed it, although that is not known: then
+    /// [`Self::finish`] repairs, and so do reads from now on. What another program has written is lost where the
+    /// backing file has what was there before.
+    pub fn assume_unmodified(&self) {
+        self.checksums.is_as_left.store(true, Ordering::Relaxed);
+    }
+
     /// Finds out what the damaged bytes belong to, and with `repairs` writes those anew that the
-    /// backing file has as well.
+    /// backing file has as well, unless another program may have changed them ([`ScrubReport::may_be_newer`]).
     ///
     /// # Errors
     /// When the image cannot be written. What cannot be read of its mapping stays unknown.
@@ -134,7 +144,12 @@ impl Scrub {
             ..
         } = self;
         let mut damaged = split_by_guest(&image, &found.damaged).await;
-        if repairs && !image.read_only {
+        if found.damaged_bytes == 0 {
+            // Whoever has written, it was not without sums.
+            checksums.is_as_left.store(true, Ordering::Relaxed);
+        }
+        let may_be_newer = !checksums.may_repair();
+        if repairs && !image.read_only && !may_be_newer {
             for range in &mut damaged {
                 range.is_repaired = repair(&image, &checksums, range).await?;
             }
@@ -143,6 +158,7 @@ impl Scrub {
             compared_bytes: found.compared_bytes,
             new_bytes: found.new_bytes,
             damaged_bytes: found.damaged_bytes,
+            may_be_newer,
             damaged,
         })
     }

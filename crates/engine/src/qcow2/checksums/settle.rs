@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use vellum_format::checksums::Superblock;
 use vellum_io::{Result, lane, spawn, spawn_to_completion};
 
 use super::attach::rename_at_close;
@@ -85,9 +86,33 @@ impl Checksums {
         };
         let settled = self.settle(self.open_pages(|_| true)).await;
         let flushed = self.sums.flush().await;
+        let whole = settled.and(renamed).and(flushed);
+        let left = match whole {
+            Ok(()) => self.leave().await,
+            Err(error) => Err(error),
+        };
         let closed = self.file.close().await;
         let sums = self.sums.0.close().await;
-        settled.and(renamed).and(flushed).and(closed).and(sums)
+        left.and(closed).and(sums)
+    }
+
+    /// Writes down when the image's file was modified last, for whoever opens it next. Nothing is written to it after
+    /// this.
+    async fn leave(&self) -> Result<()> {
+        if !self.writes || !self.may_repair() || self.failed.get().is_some() {
+            return Ok(());
+        }
+        let left_at = self.file.modified_at()?;
+        match self.sums.superblock().await? {
+            Some(superblock) => {
+                let superblock = Superblock {
+                    left_at,
+                    ..superblock
+                };
+                self.sums.begin(superblock).await
+            }
+            None => Ok(()),
+        }
     }
 }
 

@@ -269,9 +269,16 @@ impl Checksums {
     }
 
     fn mismatch(&self, block: u64) -> Error {
+        let cause = match self.may_repair() {
+            true => "the disk has changed them",
+            false => {
+                "the disk has changed them, or another program has: the file was modified since Vellum closed it, or it \
+                 was not closed (checksums=off reads what is there)"
+            }
+        };
         let message = format!(
-            "checksum mismatch in the 4096 bytes at offset {block} of the file: the disk has changed them \
-             ('vellum scrub' tells what they belong to)"
+            "checksum mismatch in the 4096 bytes at offset {block} of the file: {cause}; 'vellum scrub' tells what \
+             they belong to"
         );
         let error = Error::new(ErrorKind::ChecksumMismatch, "read", message);
         error.target(self.file.name()).at(block)
@@ -321,7 +328,7 @@ pub(super) fn first_bad(
 
 impl Storage for Checksummed {
     delegate!(
-        0.file: capabilities, name, len_bytes, allocate, allocated_bytes,
+        0.file: capabilities, name, len_bytes, modified_at, allocate, allocated_bytes,
         event_listener,
     );
 

@@ -450,7 +450,7 @@ impl GuardedData {
 
 impl Storage for GuardedData {
     delegate!(
-        file: capabilities, name, len_bytes, read, read_into, allocate, flush, truncate, block_status,
+        file: capabilities, name, len_bytes, modified_at, read, read_into, allocate, flush, truncate, block_status,
         allocated_bytes, may_clone_from, close, event_listener, transparent_storage,
     );
 

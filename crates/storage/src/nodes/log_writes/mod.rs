@@ -286,7 +286,7 @@ impl Log {
 
 impl Storage for LogWritesStorage {
     delegate!(
-        inner: capabilities, name, len_bytes, read, allocate, truncate, block_status,
+        inner: capabilities, name, len_bytes, modified_at, read, allocate, truncate, block_status,
         allocated_bytes,
     );
 

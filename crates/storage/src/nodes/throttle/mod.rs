@@ -66,7 +66,7 @@ impl ThrottleStorage {
 
 impl Storage for ThrottleStorage {
     delegate!(
-        inner: capabilities, name, version, len_bytes, allocate, flush, truncate, block_status,
+        inner: capabilities, name, version, len_bytes, modified_at, allocate, flush, truncate, block_status,
         allocated_bytes,
     );
 
