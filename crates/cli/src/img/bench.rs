@@ -333,10 +333,9 @@ impl Run {
         self.left_in_batch.set(in_batch);
         self.left.set(self.left.get() - 1);
         let offset_bytes = self.next_offset_bytes.get();
-        let room_bytes = self.size_bytes.saturating_sub(self.arguments.buffer_bytes);
         let next = offset_bytes.saturating_add(self.arguments.step_bytes);
         self.next_offset_bytes
-            .set(next.checked_rem(room_bytes).unwrap_or(0));
+            .set(next.checked_rem(self.size_bytes).unwrap_or(0));
         Some(offset_bytes)
     }
 

@@ -2,6 +2,22 @@
 
 use crate::place::Place;
 
+/// Whoever has it open would go on in a file without a name.
+#[test]
+fn a_disk_in_use_is_not_replaced() {
+    let place = Place::new();
+    crate::source(&place);
+    place.done("$VELLUM send -q src > whole && qemu-img create -q -f qcow2 dst 64M");
+    let serve = "qemu-nbd --fork --pid-file pid -t -f qcow2 -k $PWD/socket dst";
+    place.done(serve);
+    let said = place.fails("$VELLUM receive -q --force dst < whole");
+    assert!(said.contains("lock"), "{said}");
+    place.done("qemu-io -f raw -c 'write -q -P 9 0 64k' -c flush \"nbd+unix:///?socket=$PWD/socket\" > /dev/null");
+    place.done("pid=$(cat pid); kill $pid; while kill -0 $pid 2> /dev/null; do sleep 0.05; done");
+    place.done("qemu-io -r -c 'read -P 9 0 64k' dst > /dev/null");
+    place.done("$VELLUM receive -q --force dst < whole && qemu-img compare -q src dst");
+}
+
 #[test]
 fn changes_of_something_else_are_refused() {
     let place = Place::new();

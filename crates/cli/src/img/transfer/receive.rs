@@ -21,7 +21,7 @@ use super::super::common::{self, CommonArgs};
 use super::super::create::{add_options, print_option_help};
 use super::super::help;
 use super::state::{State, partial};
-use super::target::{TargetOptions, ready};
+use super::target::{TargetOptions, ready, refuse_in_use};
 use super::{id_text, widen};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::progress::Progress;
@@ -180,6 +180,8 @@ async fn apply(
         writing(&error)
     })?;
     let id = header.id;
+    // Somebody may have begun to use it meanwhile.
+    refuse_in_use(disk).await?;
     state.finish()?;
     if !arguments.common.quiet {
         report::info(format_args!("received, token {}", id_text(id)));

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use vellum::BlockDevice;
+use vellum::{BlockDevice, ErrorKind};
 use vellum_control::create;
 use vellum_control::create_options::CreateSettings;
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, encryption, open_device};
@@ -183,6 +183,7 @@ async fn begin_new(
             "'{disk}' exists: -n receives into it, --force replaces it by what is received"
         ));
     }
+    refuse_in_use(disk).await?;
     let name = partial(disk);
     if is_there(&name)? {
         let removed = std::fs::remove_file(&name);
@@ -243,6 +244,28 @@ fn check_base(state: &State, disk: &str, header: &Header) -> Result<(), Failure>
             id_text(received.id)
         )),
         _ => Ok(()),
+    }
+}
+
+/// Refuses to replace a disk that somebody uses: he would go on in a file without a name, and lose what he writes.
+pub async fn refuse_in_use(disk: &str) -> Result<(), Failure> {
+    if !is_there(disk)? {
+        return Ok(());
+    }
+    let spec = ImageSpec::filename(disk).with_format(Some("raw"));
+    let flags = OpenFlags {
+        writable: true,
+        no_share: true,
+        ..OpenFlags::default()
+    };
+    match open_device(&spec, &flags).await {
+        Err(error) if error.kind() == ErrorKind::Locked => Err(open_failure(disk, &error)),
+        // Whoever may not write to a file may replace it.
+        Err(_) => Ok(()),
+        Ok(device) => {
+            let closed = device.close().await;
+            closed.map_err(|error| open_failure(disk, &error))
+        }
     }
 }
 
