@@ -86,6 +86,126 @@ fn what_is_missing_is_kept_and_comes_back_with_a_reload() {
     service.end();
 }
 
+/// As above, where limits of the file, filters of a client on these, and a filter of a client alone stand on
+/// what is missing; a policy for such a disk's chain is kept, too.
+#[test]
+fn filters_above_what_is_missing_are_kept_and_come_back() {
+    let place = Place::new();
+    let config = CONFIG
+        .replace("[daemon]\n", "[daemon]\non-error = 'report'\n")
+        .replace("[[disk.export]]", "throttle = 't'\n[[disk.export]]")
+        + "[throttle.t]\niops-total = 100000\n\
+           [[disk]]\nname = 'd'\nimage = 'd'\nformat = 'qcow2'\n\
+           [[disk.export]]\ntype = 'nbd'\nid = 'd'\nname = 'd'\nwritable = true\n";
+    place.write("disks.toml", &config);
+    let words = ["--config", "disks.toml", "--state", "state"];
+    let service = place.serve(&words);
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    client.must("blockdev-snapshot-sync", snapshot("a-image", "over"));
+    let copying = json!({"driver": "copy-on-read", "node-name": "copying", "file": "a"});
+    client.must("blockdev-add", copying);
+    let mut reader = export("reader", "copying");
+    reader["writable"] = json!(false);
+    client.must("block-export-add", reader);
+    let limited = json!({
+        "driver": "throttle", "node-name": "slow", "throttle-group": "t", "file": node("b", "b"),
+    });
+    client.must("blockdev-add", limited);
+    client.must("block-export-add", export("slow", "slow"));
+    client.must("blockdev-snapshot-sync", snapshot("b", "b-over"));
+    let policy = json!({"node-name": "slow", "max-layers": 9});
+    client.must("x-vellum-set-chain-policy", policy);
+    place.io("a", &["write -P 5 0 64k", "flush"]);
+    place.io("slow", &["write -P 6 0 64k", "flush"]);
+    let before = shown(&mut client);
+    service.kill();
+    hide(&place, "over", "over.away");
+    hide(&place, "b-over", "b-over.away");
+
+    let service = place.serve(&words);
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    assert_eq!(client.exports(), ["d"], "{}", service.log());
+    for part in ["'over'", "'a'", "'copying'", "'b-over'", "'slow'"] {
+        let told = format!("the node {part} back");
+        assert!(service.log().contains(&told), "{told}: {}", service.log());
+    }
+    // Nobody else is to show it; others are changed, which writes the state.
+    let why = client.refused("block-export-add", export("new", "a"));
+    assert!(why.contains("the state file has"), "{why}");
+    client.must("blockdev-add", node("c", "c"));
+    client.must("block-export-add", export("c", "c"));
+    let told = service.reload();
+    assert!(told.contains("not as wanted"), "{told}");
+    assert_eq!(client.exports(), ["c", "d"]);
+    service.kill();
+    let service = place.serve(&words);
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    assert_eq!(client.exports(), ["c", "d"], "{}", service.log());
+
+    hide(&place, "b-over.away", "b-over");
+    service.reload();
+    assert_eq!(client.exports(), ["c", "d", "slow"], "{}", service.log());
+    place.io("slow", &["read -P 6 0 64k", "write -P 7 64k 64k", "flush"]);
+    let policies = client.must("x-vellum-query-chain-policies", json!({}));
+    assert_eq!(policies[0]["max-layers"], 9, "{policies}");
+    hide(&place, "over.away", "over");
+    let told = service.reload();
+    assert!(!told.contains("not as wanted"), "{told} {}", service.log());
+    let reader = "nbd+unix:///reader?socket=nbd.sock";
+    let said = place.must(
+        VELLUM,
+        &["io", "-r", "-f", "raw", "-c", "read -P 5 0 64k", reader],
+    );
+    assert!(!said.contains("failed"), "{said}");
+    place.io("a", &["read -P 5 0 64k", "write -P 8 64k 64k", "flush"]);
+    let service = {
+        service.kill();
+        place.serve(&words)
+    };
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    place.io("a", &["read -P 5 0 64k", "read -P 8 64k 64k"]);
+    place.io("slow", &["read -P 6 0 64k", "read -P 7 64k 64k"]);
+    let mut after = shown(&mut client);
+    after.remove("c");
+    assert_eq!(after, before);
+    service.end();
+}
+
+/// Limits wait for their disk and for the overlay between the two, which come back one after the other.
+#[test]
+fn a_filter_waits_for_all_that_it_stood_on() {
+    let place = Place::new();
+    let config = CONFIG
+        .replace("[daemon]\n", "[daemon]\non-error = 'report'\n")
+        .replace("[[disk.export]]", "throttle = 't'\n[[disk.export]]")
+        + "[throttle.t]\niops-total = 100000\n";
+    place.write("disks.toml", &config);
+    let words = ["--config", "disks.toml", "--state", "state"];
+    let service = place.serve(&words);
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    client.must("blockdev-snapshot-sync", snapshot("a-image", "over"));
+    place.io("a", &["write -P 5 0 64k", "flush"]);
+    service.kill();
+    hide(&place, "over", "over.away");
+    hide(&place, "a", "a.away");
+    let service = place.serve(&words);
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    assert_eq!(client.exports(), [""; 0], "{}", service.log());
+    hide(&place, "a.away", "a");
+    service.reload();
+    assert_eq!(client.exports(), [""; 0], "{}", service.log());
+    client.must("blockdev-add", node("b", "b"));
+    service.kill();
+    let service = place.serve(&words);
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    assert_eq!(client.exports(), [""; 0], "{}", service.log());
+    hide(&place, "over.away", "over");
+    let told = service.reload();
+    assert!(!told.contains("not as wanted"), "{told} {}", service.log());
+    place.io("a", &["read -P 5 0 64k"]);
+    service.end();
+}
+
 /// The disk of the file is missing, and with it what stands on it.
 #[test]
 fn an_overlay_waits_for_the_disk_below_it() {

@@ -254,6 +254,14 @@ impl Client {
         answer["return"].take()
     }
 
+    /// Why something is not done.
+    pub fn refused(&mut self, command: &str, arguments: Value) -> String {
+        let answer = self.ask(command, arguments).expect("an answer");
+        let why = answer["error"]["desc"].as_str();
+        why.unwrap_or_else(|| panic!("{command}: {answer}"))
+            .to_owned()
+    }
+
     /// What a list names by `key`, sorted.
     pub fn names(&mut self, command: &str, key: &str) -> Vec<String> {
         let list = self.must(command, json!({}));

@@ -3,6 +3,8 @@
 //! Invariant: what is told is the graph, not what was asked for: jobs and snapshots have changed it
 //! since.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use super::{MADE_UP, NamedNode, Nodes, Use, User, children};
@@ -38,6 +40,28 @@ impl Nodes {
         let below = &named.uses.by_as(name, "file")?.node;
         let has_name = !below.starts_with(MADE_UP) && !named.is_inside(below, None);
         has_name.then(|| below.clone())
+    }
+
+    /// The node that one has as its `file`, if somebody gave that a name.
+    pub(crate) fn named_file(&self, name: &str) -> Option<String> {
+        let named = self.lock();
+        let below = &named.uses.by_as(name, "file")?.node;
+        (!below.starts_with(MADE_UP)).then(|| below.clone())
+    }
+
+    /// Whether a node is one of some others, or stands on one, whatever that is to it.
+    pub(crate) fn stands_on_any(&self, name: &str, others: &BTreeSet<String>) -> bool {
+        let named = self.lock();
+        let (mut found, mut pending) = (BTreeSet::new(), vec![name]);
+        while let Some(name) = pending.pop() {
+            if others.contains(name) {
+                return true;
+            }
+            if found.insert(name) {
+                pending.extend(named.uses.by(name).map(|one| one.node.as_str()));
+            }
+        }
+        false
     }
 }
 

@@ -22,6 +22,12 @@ pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
 }
 
 async fn add_by(daemon: &Daemon, options: Options) -> Outcome {
+    if let Some(why) = options
+        .get_text("node-name")
+        .and_then(|name| daemon.withheld(name))
+    {
+        return Err(Failure::new(why));
+    }
     let mut parts = daemon.parts.lock().await;
     parts.add_export(options).await.map_err(failed)?;
     done()

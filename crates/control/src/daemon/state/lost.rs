@@ -4,7 +4,8 @@
 //! Invariants:
 //! - What is lost stays in the file as it was, until it is back or something else has its name.
 //! - No export shows a disk on which a lost node stands, or whose users were led to one, unless it did
-//!   before: what was written since would be missing.
+//!   before: what was written since would be missing. That holds for the filters that stood on such a node, and
+//!   for what stands on them: where a configuration has made them on another node, they are *withheld*.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -12,7 +13,8 @@ use std::rc::Rc;
 use serde_json::{Map, Value, json};
 
 use super::restore::{
-    SavedExport, SavedJob, SavedState, bottom_up, check_same, place, references_of,
+    SavedExport, SavedJob, SavedState, below, bottom_up, cannot_stand, check_same, place,
+    references_of, stands_on,
 };
 use crate::Nodes;
 use crate::daemon::Daemon;
@@ -30,15 +32,32 @@ pub(super) struct Lost {
     exports: Vec<SavedExport>,
     /// The jobs that worked with them.
     jobs: Vec<SavedJob>,
+    /// The policies of their chains, and what jobs for these leave behind.
+    chains: Chains,
+    chains_left: Chains,
     /// What a configuration had made of that.
     config: Map<String, Value>,
     /// What each export showed.
     shown: BTreeMap<String, String>,
 }
 
+/// What a file says of chains.
+type Chains = Vec<Map<String, Value>>;
+
 fn name_of(node: &Map<String, Value>) -> &str {
     let name = node.get("node-name").and_then(Value::as_str);
     name.unwrap_or_default()
+}
+
+/// Whether a description has a node of a name in it.
+fn describes(described: &Value, name: &str) -> bool {
+    match described {
+        Value::Object(members) => {
+            name_of(members) == name || members.values().any(|member| describes(member, name))
+        }
+        Value::Array(items) => items.iter().any(|item| describes(item, name)),
+        _ => false,
+    }
 }
 
 impl Lost {
@@ -77,7 +96,13 @@ impl Lost {
             .iter()
             .for_each(|node| references_of(node, &mut found));
         let is_below = |node: &&Map<String, Value>| found.contains(name_of(node));
+        let of_these = |all: &[Map<String, Value>]| -> Vec<_> {
+            let all = all.iter().filter(|one| names.contains(name_of(one)));
+            all.cloned().collect()
+        };
         Lost {
+            chains: of_these(&saved.chains),
+            chains_left: of_these(&saved.chains_left),
             below: saved.nodes.iter().filter(is_below).cloned().collect(),
             config: config.collect(),
             jobs: saved.jobs.iter().filter(works_with).cloned().collect(),
@@ -100,8 +125,42 @@ impl Lost {
         self.below = below.filter(|node| found.contains(name_of(node))).collect();
     }
 
+    /// What is kept of the chains of some nodes, which is kept no longer.
+    fn take_chains_of(&mut self, back: &BTreeSet<String>) -> (Chains, Chains) {
+        let take = |all: &mut Chains| {
+            let is_back = |one: &Map<String, Value>| back.contains(name_of(one));
+            let (free, kept) = std::mem::take(all).into_iter().partition(is_back);
+            *all = kept;
+            free
+        };
+        (take(&mut self.chains), take(&mut self.chains_left))
+    }
+
     pub(super) fn has_export(&self, id: &str) -> bool {
         self.exports.iter().any(|export| export.id == id)
+    }
+
+    pub(super) fn has_chain(&self, name: &str) -> bool {
+        self.chains.iter().any(|policy| name_of(policy) == name)
+    }
+
+    fn names(&self) -> BTreeSet<String> {
+        let names = self.nodes.iter().map(name_of);
+        names.map(str::to_owned).collect()
+    }
+
+    /// Those that do not show what they did, whether they are there or not: what they stood on is lost, or
+    /// they stand on another node.
+    pub(super) fn withheld(&self, nodes: &Nodes) -> BTreeSet<String> {
+        let names = self.names();
+        let is_other = |node: &&Map<String, Value>| {
+            let name = name_of(node);
+            let was = below(node);
+            stands_on(node, &names).is_some()
+                || nodes.contains(name) && was.is_some() && nodes.named_file(name).as_deref() != was
+        };
+        let withheld = self.nodes.iter().filter(is_other);
+        withheld.map(|node| name_of(node).to_owned()).collect()
     }
 
     pub(super) fn has_job(&self, id: &str) -> bool {
@@ -122,12 +181,22 @@ impl Lost {
                 *node = before.clone();
             }
         }
-        {
-            let lost = self
-                .nodes
-                .iter()
-                .filter(|node| !nodes.contains(name_of(node)));
-            all.extend(lost.cloned().map(Value::Object));
+        // Nor what a filter stands on now that it is led back from there.
+        let withheld = self.withheld(nodes);
+        let is_as_it_is = |name: &str| nodes.contains(name) && !withheld.contains(name);
+        all.retain(|node| {
+            !node["node-name"]
+                .as_str()
+                .is_some_and(|it| withheld.contains(it))
+        });
+        let lost = self.nodes.iter().filter(|node| !is_as_it_is(name_of(node)));
+        all.extend(lost.cloned().map(Value::Object));
+        // It may have been described with that filter.
+        let below = self.below.iter();
+        for before in below.filter(|before| nodes.contains(name_of(before))) {
+            if !all.iter().any(|node| describes(node, name_of(before))) {
+                all.push(Value::Object(before.clone()));
+            }
         }
     }
 
@@ -160,6 +229,20 @@ impl Lost {
         }
     }
 
+    /// Adds what is kept of chains to what a file is to say.
+    pub(super) fn add_chains(&self, content: &mut Value) {
+        for (key, lost) in [("chains", &self.chains), ("chains-left", &self.chains_left)] {
+            let Some(all) = content[key].as_array_mut() else {
+                continue;
+            };
+            for one in lost {
+                if !all.iter().any(|known| known["node-name"] == name_of(one)) {
+                    all.push(Value::Object(one.clone()));
+                }
+            }
+        }
+    }
+
     /// The nodes that exports of some disks showed instead of these.
     fn shown_instead(&self, wanted: &Parts) -> BTreeMap<String, String> {
         let instead = self.exports.iter().filter_map(|export| {
@@ -173,7 +256,8 @@ impl Lost {
     }
 
     /// The exports of a configuration that would show what lacks something.
-    fn refused(&self, wanted: &Parts) -> Vec<(PartKey, String)> {
+    fn refused(&self, wanted: &Parts, nodes: &Nodes) -> Vec<(PartKey, String)> {
+        let withheld = self.withheld(nodes);
         let mut below = BTreeSet::new();
         self.nodes
             .iter()
@@ -187,13 +271,52 @@ impl Lost {
             let disk = wanted.get(key)?.arguments.get("node-name")?.as_str()?;
             let is_lost = below.contains(disk) || instead.contains_key(disk);
             let did_show = self.shown.get(&key.name).is_some_and(|node| node == disk);
-            (is_lost && !did_show).then(|| (key.clone(), disk.to_owned()))
+            let is_withheld = nodes.stands_on_any(disk, &withheld);
+            (is_withheld || is_lost && !did_show).then(|| (key.clone(), disk.to_owned()))
         });
         refused.collect()
     }
 }
 
+/// Adds a node that is lost, or leads it to where it stood.
+async fn bring_back(nodes: &Nodes, node: &Map<String, Value>) -> Result<(), String> {
+    let name = name_of(node);
+    let failed = |error: vellum::Error| {
+        let why = crate::error_text(&error);
+        format!("cannot bring the node '{name}' back: {why}")
+    };
+    if !nodes.contains(name) {
+        let options = Options::from_object(node.clone()).map_err(failed)?;
+        return nodes.add(options).await.map_err(failed);
+    }
+    let Some(was) = below(node) else {
+        return Ok(());
+    };
+    if nodes.named_file(name).as_deref() != Some(was) {
+        nodes.lead_filter(name, was).await.map_err(failed)?;
+    }
+    match nodes.named_file(name) {
+        Some(is) if is == was => Ok(()),
+        is => Err(format!(
+            "cannot bring the node '{name}' back: it stood on '{was}' and stands on '{}'; have it described \
+             as it was, or remove it and reload",
+            is.as_deref().unwrap_or("another one")
+        )),
+    }
+}
+
 impl Daemon {
+    /// Why a node is not to be shown to anybody: it would lack what was written to one that is lost.
+    pub(in crate::daemon) fn withheld(&self, name: &str) -> Option<String> {
+        let withheld = self.state.lost.lock().withheld(&self.nodes);
+        self.nodes.stands_on_any(name, &withheld).then(|| {
+            format!(
+                "'{name}' would lack what was written to a node that cannot be opened, and that the state file \
+                 has: put that back and reload, or move the state file away and restart"
+            )
+        })
+    }
+
     /// Whether something of the state file could not be brought back.
     pub fn has_lost(&self) -> bool {
         let lost = self.state.lost.lock();
@@ -208,7 +331,7 @@ impl Daemon {
     /// Leaves out the exports that would show a disk without what was written to a node that is lost,
     /// and says of each why.
     pub fn leave_out_lost(&self, wanted: &mut Parts) -> Vec<String> {
-        let refused = self.state.lost.lock().refused(wanted);
+        let refused = self.state.lost.lock().refused(wanted, &self.nodes);
         let told = refused.into_iter().map(|(key, disk)| {
             wanted.remove(&key);
             format!(
@@ -222,14 +345,10 @@ impl Daemon {
     /// Tries once more to bring back what was lost, but for what `wanted` has; says what is lost still.
     pub async fn retry_lost(self: &Rc<Self>, wanted: &Parts) -> Vec<String> {
         let (mut told, back) = self.retry_lost_nodes(wanted).await;
-        let jobs: Vec<SavedJob> = {
+        let (jobs, chains) = {
             let mut lost = self.state.lost.lock();
             lost.forget(&back);
-            let names: BTreeSet<String> = lost
-                .nodes
-                .iter()
-                .map(|node| name_of(node).to_owned())
-                .collect();
+            let names = lost.names();
             let is_lost = |job: &SavedJob| {
                 let mut texts = job.arguments.values().filter_map(Value::as_str);
                 texts.any(|text| names.contains(text))
@@ -238,8 +357,19 @@ impl Daemon {
                 .into_iter()
                 .partition(is_lost);
             lost.jobs = kept;
-            free
+            let free: Vec<SavedJob> = free;
+            (free, lost.take_chains_of(&back))
         };
+        let (policies, left) = chains;
+        for policy in &policies {
+            let is_there = self.chains.contains(name_of(policy));
+            let key = PartKey::new(PartKind::Chain, name_of(policy));
+            if !is_there && wanted.get(&key).is_none() {
+                let set = self.set_saved_chain(policy).await;
+                told.extend(set.err().map(|failure| failure.0));
+            }
+        }
+        left.iter().for_each(|left| self.chains.take_left(left));
         for job in &jobs {
             told.extend(self.begin_saved(job).await);
         }
@@ -254,29 +384,31 @@ impl Daemon {
         };
         let (mut told, mut back) = (Vec::new(), BTreeSet::new());
         let mut state = self.parts.lock().await;
+        let (mut names, withheld) = {
+            let lost = self.state.lost.lock();
+            (lost.names(), lost.withheld(&state.nodes))
+        };
         let all: Vec<_> = nodes.iter().chain(&below).cloned().collect();
-        if let Err(failure) = check_same(&all, &state.nodes) {
+        if let Err(failure) = check_same(&all, &withheld, &state.nodes) {
             return (vec![failure.0], back);
         }
         for node in &nodes {
             let name = name_of(node);
             let is_wanted = wanted.get(&PartKey::new(PartKind::Disk, name)).is_some();
-            if is_wanted || state.nodes.contains(name) {
-                if state.nodes.contains(name) {
-                    back.insert(name.to_owned());
-                }
+            let is_there = state.nodes.contains(name);
+            if is_wanted && !is_there {
                 continue;
             }
-            let added = match Options::from_object(node.clone()) {
-                Ok(options) => state.nodes.add(options).await,
-                Err(error) => Err(error),
+            let brought = match stands_on(node, &names) {
+                Some(gone) => Err(cannot_stand(name, gone)),
+                None => bring_back(&state.nodes, node).await,
             };
-            match added {
-                Ok(()) => drop(back.insert(name.to_owned())),
-                Err(error) => {
-                    let why = crate::error_text(&error);
-                    told.push(format!("cannot bring the node '{name}' back: {why}"));
+            match brought {
+                Ok(()) => {
+                    names.remove(name);
+                    back.insert(name.to_owned());
                 }
+                Err(text) => told.push(text),
             }
         }
         for export in exports {

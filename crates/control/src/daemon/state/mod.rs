@@ -312,6 +312,7 @@ impl Daemon {
         let mut content = self.state.describe(&parts, &self.jobs);
         content["chains"] = self.chains.describe();
         content["chains-left"] = self.chains.describe_left();
+        self.state.lost.lock().add_chains(&mut content);
         keeper.write(content).await
     }
 

@@ -28,9 +28,9 @@ pub struct SavedState {
     pub(super) exports: Vec<SavedExport>,
     pub(super) jobs: Vec<SavedJob>,
     /// What chains may be.
-    chains: Vec<Map<String, Value>>,
+    pub(super) chains: Vec<Map<String, Value>>,
     /// What jobs for these leave behind.
-    chains_left: Vec<Map<String, Value>>,
+    pub(super) chains_left: Vec<Map<String, Value>>,
     /// The parts that a configuration had made, and the nodes that they were to have.
     pub(super) config: Map<String, Value>,
     /// Where the file is, whatever links lead there.
@@ -110,10 +110,27 @@ pub(super) fn references_of<'a>(members: &'a Map<String, Value>, found: &mut BTr
 }
 
 /// The node that another one shows by its `file`, if it has a name.
-fn below(node: &Map<String, Value>) -> Option<&str> {
+pub(super) fn below(node: &Map<String, Value>) -> Option<&str> {
     let file = node.get("file")?;
     file.as_str()
         .or_else(|| file.get("node-name").and_then(Value::as_str))
+}
+
+/// A node among some others that one stands on.
+pub(super) fn stands_on<'a>(
+    node: &'a Map<String, Value>,
+    others: &BTreeSet<String>,
+) -> Option<&'a str> {
+    let mut named = BTreeSet::new();
+    references_of(node, &mut named);
+    let own = node.get("node-name").and_then(Value::as_str);
+    let mut named = named.into_iter().filter(|name| Some(*name) != own);
+    named.find(|name| others.contains(*name))
+}
+
+/// What is said of a node that is not brought back for want of another one.
+pub(super) fn cannot_stand(name: &str, gone: &str) -> String {
+    format!("cannot bring the node '{name}' back: it stands on '{gone}', which is not there")
 }
 
 /// Where the bytes of an image are, whatever the options of its opening.
@@ -269,8 +286,12 @@ impl SavedState {
     }
 }
 
-/// Refuses nodes that do not show what they did before.
-pub(super) fn check_same(before: &[Map<String, Value>], nodes: &Nodes) -> Result<(), Failure> {
+/// Refuses nodes that do not show what they did before, but for those that are withheld.
+pub(super) fn check_same(
+    before: &[Map<String, Value>],
+    withheld: &BTreeSet<String>,
+    nodes: &Nodes,
+) -> Result<(), Failure> {
     let now: BTreeMap<String, Value> = nodes.descriptions(None).into_iter().collect();
     let backings = before.iter().filter_map(|node| node.get("backing"));
     let under_overlays: BTreeSet<&str> = backings.filter_map(Value::as_str).collect();
@@ -280,7 +301,7 @@ pub(super) fn check_same(before: &[Map<String, Value>], nodes: &Nodes) -> Result
             continue;
         };
         let (was, is) = (below(before), below(now));
-        if was != is {
+        if was != is && !withheld.contains(&name) {
             let shown = |below: Option<&str>| below.unwrap_or("nothing").to_owned();
             return Err(message(format!(
                 "'{name}' stood on '{}' and would stand on '{}', which lacks what was written since: have \
@@ -338,20 +359,47 @@ impl Daemon {
     ) -> Result<Vec<String>, Failure> {
         let state = self.parts.lock().await;
         let (mut lost, mut told) = (BTreeSet::new(), Vec::new());
+        if keeps_lost {
+            // What a configuration wants it tells itself.
+            let names = saved
+                .nodes
+                .iter()
+                .filter_map(|node| text(node, "node-name").ok());
+            let is_wanted =
+                |name: &String| wanted.get(&PartKey::new(PartKind::Disk, &**name)).is_some();
+            lost.extend(names.filter(|name| is_wanted(name) && !state.nodes.contains(name)));
+        }
         for node in bottom_up(&saved.nodes) {
             let name = text(node, "node-name").map_err(message)?;
-            if !saved.is_own(PartKind::Disk, &name, wanted) || state.nodes.contains(&name) {
+            if lost.contains(&name) {
+                continue;
+            }
+            let gone = stands_on(node, &lost).map(|gone| cannot_stand(&name, gone));
+            let is_there = state.nodes.contains(&name);
+            if !saved.is_own(PartKind::Disk, &name, wanted) || is_there {
+                if let Some(text) = gone.filter(|_| is_there) {
+                    // It is another disk so.
+                    told.push(text);
+                    lost.insert(name);
+                }
                 continue;
             }
             let below = node.get("backing").and_then(Value::as_str);
-            let added = state.nodes.add(Options::from_object(node.clone())?).await;
-            if let Err(error) = added {
+            let added = match gone {
+                Some(text) => Err(text),
+                None => {
+                    let added = state.nodes.add(Options::from_object(node.clone())?).await;
+                    added.map_err(|error| {
+                        let why = crate::error_text(&error);
+                        format!("cannot bring the node '{name}' back: {why}")
+                    })
+                }
+            };
+            if let Err(text) = added {
                 if saved.is_target_only(&name) {
                     // Its job tells that it is gone.
                     continue;
                 }
-                let why = crate::error_text(&error);
-                let text = format!("cannot bring the node '{name}' back: {why}");
                 if !keeps_lost {
                     return Err(message(text));
                 }
@@ -365,16 +413,6 @@ impl Daemon {
             if let Some(below) = below.filter(|below| !is_served(below)) {
                 state.nodes.stop_writing(below).await;
             }
-        }
-        if keeps_lost {
-            // What a configuration wants it tells itself.
-            let names = saved
-                .nodes
-                .iter()
-                .filter_map(|node| text(node, "node-name").ok());
-            let is_wanted =
-                |name: &String| wanted.get(&PartKey::new(PartKind::Disk, &**name)).is_some();
-            lost.extend(names.filter(|name| is_wanted(name) && !state.nodes.contains(name)));
         }
         self.note_lost(saved, &lost);
         Ok(told)
@@ -396,7 +434,8 @@ impl Daemon {
                 state.nodes.lead_filter(name, was).await?;
             }
         }
-        check_same(&saved.nodes, &state.nodes)
+        let withheld = self.state.lost.lock().withheld(&state.nodes);
+        check_same(&saved.nodes, &withheld, &state.nodes)
     }
 
     /// Brings exports back that `wanted` has not.
@@ -428,23 +467,34 @@ impl Daemon {
     ) -> Result<(), Failure> {
         for policy in &saved.chains {
             let name = text(policy, "node-name").map_err(message)?;
-            if self.chains.contains(&name) || !saved.is_own(PartKind::Chain, &name, wanted) {
-                continue;
+            let is_lost = self.state.lost.lock().has_chain(&name);
+            let is_own = saved.is_own(PartKind::Chain, &name, wanted);
+            if !is_lost && is_own && !self.chains.contains(&name) {
+                self.set_saved_chain(policy).await?;
             }
-            let arguments = Arguments::new(policy.clone());
-            let set = carry_out(self, "x-vellum-set-chain-policy", arguments).await;
-            set.map_err(|failure| {
-                let why = failure.text;
-                message(format!(
-                    "cannot bring the chain policy of '{name}' back: {why}"
-                ))
-            })?;
         }
         saved
             .chains_left
             .iter()
             .for_each(|left| self.chains.take_left(left));
         Ok(())
+    }
+
+    /// Sets a chain's policy as it was.
+    pub(super) async fn set_saved_chain(
+        self: &Rc<Self>,
+        policy: &Map<String, Value>,
+    ) -> Result<(), Failure> {
+        let name = text(policy, "node-name").map_err(message)?;
+        let arguments = Arguments::new(policy.clone());
+        let set = carry_out(self, "x-vellum-set-chain-policy", arguments).await;
+        let set = set.map_err(|failure| {
+            let why = failure.text;
+            message(format!(
+                "cannot bring the chain policy of '{name}' back: {why}"
+            ))
+        });
+        set.map(drop)
     }
 
     /// Begins jobs anew. One that cannot be begun is an event, which the first client hears, and a
