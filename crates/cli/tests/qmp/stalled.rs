@@ -302,3 +302,93 @@ fn other_commands_are_answered_while_a_node_waits_for_its_server() {
     daemon.end();
     target.0.end();
 }
+
+/// Has another client ask for something while the server is silent, and a guest waits for that, if there is
+/// an export: others are answered meanwhile.
+fn ask_of_silent(
+    (place, target): (&Place, &Target),
+    (daemon, other): (&mut Daemon, &mut Monitor),
+    (command, arguments): (&str, Value),
+) {
+    let exports = daemon.must("query-block-exports", json!({}));
+    target.signal(place, "-STOP");
+    let guest = (exports != json!([])).then(|| {
+        let mut program = Command::new("qemu-io");
+        let program = program.current_dir(place.folder.path());
+        let program = program.args(["-f", "raw", "-c", "read -P 7 0 64k", GUEST]);
+        let program = program.stdout(Stdio::null());
+        program.spawn().expect("qemu-io")
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    other.ask(command, arguments);
+    std::thread::sleep(Duration::from_millis(300));
+    daemon.must("query-block", json!({}));
+    daemon.must(
+        "blockdev-add",
+        json!({"driver": "null-co", "node-name": "more"}),
+    );
+    daemon.must("query-named-block-nodes", json!({}));
+    daemon.must("blockdev-del", json!({"node-name": "more"}));
+    target.signal(place, "-CONT");
+    let done = other.answer();
+    assert!(done.get("return").is_some(), "{command}: {done}");
+    let ended = guest.map(|mut guest| guest.wait().expect("a child"));
+    assert!(ended.is_none_or(|it| it.success()), "{command}");
+}
+
+/// Whoever asks for a snapshot or another size of a disk waits as long as its server is silent, and nobody
+/// else does.
+#[test]
+fn other_commands_are_answered_while_a_disk_is_changed_whose_server_is_silent() {
+    let place = Place::new();
+    let target = Target::start(&place);
+    let theirs = "nbd+unix:///?socket=theirs";
+    place.img(&format!("create -q -f qcow2 {theirs} 1M"));
+    let server = place.path("theirs").display().to_string();
+    let node = format!(
+        "qcow2,node-name=to,file.driver=nbd,file.server.type=unix,file.server.path={server}"
+    );
+    let mut daemon = place.ours(&[
+        "--chardev",
+        "socket,id=s,path=qmp,server=on,wait=off",
+        "--monitor",
+        "s",
+        "--blockdev",
+        &node,
+        "--nbd-server",
+        "addr.type=unix,addr.path=sock",
+    ]);
+    let mut other = Monitor::connect(&place);
+    let internal = |name: &str| json!({"device": "to", "name": name});
+    let resize = json!({"node-name": "to", "size": 2 << 20});
+    let two = json!({"type": "blockdev-snapshot-internal-sync", "data": internal("two")});
+    let over = json!({
+        "node-name": "to", "snapshot-file": "over", "snapshot-node-name": "over", "format": "qcow2",
+    });
+    // An export forbids that.
+    let both = (&place, &target);
+    ask_of_silent(both, (&mut daemon, &mut other), ("block_resize", resize));
+    let export = json!({"type": "nbd", "id": "e", "node-name": "to", "name": "", "writable": true});
+    daemon.must("block-export-add", export);
+    place.io(GUEST, &["write -P 7 0 64k"]);
+    for asked in [
+        ("blockdev-snapshot-internal-sync", internal("one")),
+        ("transaction", json!({"actions": [two]})),
+        ("blockdev-snapshot-delete-internal-sync", internal("one")),
+        ("blockdev-snapshot-sync", over),
+    ] {
+        ask_of_silent(both, (&mut daemon, &mut other), asked);
+    }
+    place.io(GUEST, &["read -P 7 0 64k", "write -P 8 1M 64k"]);
+    // The end of the daemon does not wait for such a command.
+    target.signal(&place, "-STOP");
+    other.ask("blockdev-snapshot-delete-internal-sync", internal("two"));
+    std::thread::sleep(Duration::from_millis(300));
+    daemon.send("{\"execute\": \"quit\"}");
+    let refused = other.answer();
+    assert!(refused.get("error").is_some(), "{refused}");
+    target.signal(&place, "-CONT");
+    daemon.answer();
+    daemon.wait_for_exit();
+    target.0.end();
+}

@@ -240,6 +240,14 @@ impl Daemon {
         }
     }
 
+    /// Waits until what some nodes stand on answers, before the parts are held: a server may be silent for as
+    /// long as it likes, and whoever asks for something of its disk waits for that; other commands do not.
+    async fn wait_for_answers(&self, names: &[String]) -> Result<(), crate::qmp::Failure> {
+        let answered = self.nodes.wait_for_answers(names);
+        let ends = || crate::qmp::Failure::new("The program ends before the disk has answered");
+        self.stop.or_give_up(answered).await.ok_or_else(ends)
+    }
+
     async fn end_all(&self) -> vellum::Result<()> {
         // What waits for a limit would hold the end up.
         let _lifted = throttle_groups::lift(None);

@@ -8,10 +8,16 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
+use vellum::Buffer;
 use vellum_io::lane;
 use vellum_nbd::client::NbdStorage;
+use vellum_storage::Storage;
 
 use super::Nodes;
+use crate::graph::NodeKind;
+
+/// So much is read of a storage to hear whether it answers: what any block of a disk holds.
+const PROBE_BYTES: usize = 512;
 
 /// How often servers are looked at, as a part of the time that they have.
 const LOOKS: u32 = 20;
@@ -64,6 +70,31 @@ impl Nodes {
         join_all(devices.iter().map(|device| device.flush())).await;
     }
 
+    /// Waits until all that some nodes stand on has answered once, and what was written to them is durable: for
+    /// whoever will keep others waiting as long as these do not answer. What fails is told by what comes then, and
+    /// so are nodes that are not there.
+    pub(crate) async fn wait_for_answers(&self, names: &[String]) {
+        for storage in self.lowest_below(names) {
+            let probe = std::iter::once(Buffer::for_read(PROBE_BYTES));
+            let _ = storage.read(0, probe.collect()).await;
+        }
+        self.flush_all(names).await;
+    }
+
+    /// The storages that some nodes stand on, whatever is in between.
+    fn lowest_below(&self, names: &[String]) -> Vec<Arc<dyn Storage>> {
+        let named = self.lock();
+        let mut below: Vec<String> = names.iter().flat_map(|it| named.with_below(it)).collect();
+        below.sort_unstable();
+        below.dedup();
+        let nodes = below.iter().filter_map(|name| named.nodes.get(name));
+        let storages = nodes.filter_map(|node| match &node.opened.kind {
+            NodeKind::Storage(storage) => Some(storage.clone()),
+            NodeKind::Device(_) => None,
+        });
+        storages.collect()
+    }
+
     /// Gives up each server that leaves a request without an answer, and moves no byte, for
     /// `patience`: the request fails, and so does what comes after it. Ends when no node stands
     /// on a server any more.
@@ -90,7 +121,7 @@ mod tests {
     use std::pin::pin;
 
     use futures_util::future::{Either, select};
-    use vellum::{Buffer, Raw, RawOptions, RequestFlags};
+    use vellum::{Raw, RawOptions, RequestFlags};
     use vellum_export::nbd::{Export, Exports, Listener, ServerOptions, Stop, serve};
     use vellum_io::spawn;
     use vellum_storage::MemStorage;

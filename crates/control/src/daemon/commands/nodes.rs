@@ -67,6 +67,7 @@ pub(super) async fn resize(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     let node = arguments.text("node-name")?;
     let size = arguments.need_number("size")?;
     arguments.finish()?;
+    daemon.wait_for_answers(node.as_slice()).await?;
     let parts = daemon.parts.lock().await;
     let name = match (device, node) {
         (Some(device), None) => {

@@ -86,6 +86,15 @@ impl OverlayRequest {
         &self.node
     }
 
+    /// The nodes that have to answer meanwhile.
+    pub(super) fn nodes(&self) -> Vec<String> {
+        let overlay = match &self.overlay {
+            Overlay::Node(overlay) => Some(overlay.clone()),
+            Overlay::File { .. } => None,
+        };
+        [self.node.clone()].into_iter().chain(overlay).collect()
+    }
+
     /// Has the users of the node use the overlay.
     pub(super) async fn make(self, nodes: &Nodes) -> Result<MadeOverlay, Failure> {
         let OverlayRequest { node, overlay } = self;
@@ -202,6 +211,7 @@ pub(super) async fn new_overlay(daemon: Rc<Daemon>, arguments: Arguments) -> Out
 }
 
 async fn carry_out(daemon: &Daemon, request: OverlayRequest) -> Outcome {
+    daemon.wait_for_answers(&request.nodes()).await?;
     let parts = daemon.parts.lock().await;
     let made = request.make(&parts.nodes).await?;
     made.settle(&parts.nodes).await;
@@ -302,6 +312,9 @@ impl MadeInternal {
 
 pub(super) async fn internal(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
     let request = InternalRequest::take(arguments)?;
+    daemon
+        .wait_for_answers(std::slice::from_ref(&request.device))
+        .await?;
     let parts = daemon.parts.lock().await;
     request.make(&parts.nodes).await?;
     done()
@@ -329,6 +342,7 @@ pub(super) async fn delete_internal(daemon: Rc<Daemon>, mut arguments: Arguments
     let id = arguments.text("id")?;
     let name = arguments.text("name")?;
     arguments.finish()?;
+    daemon.wait_for_answers(std::slice::from_ref(&node)).await?;
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;
     check_root(nodes, &node)?;
@@ -368,6 +382,9 @@ pub(super) async fn change_backing_file(daemon: Rc<Daemon>, mut arguments: Argum
     let image = arguments.need_text("image-node-name")?;
     let file = arguments.need_text("backing-file")?;
     arguments.finish()?;
+    daemon
+        .wait_for_answers(std::slice::from_ref(&image))
+        .await?;
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;
     check_root(nodes, &device)?;

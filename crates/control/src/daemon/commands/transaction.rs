@@ -120,6 +120,14 @@ impl Action {
         }
     }
 
+    /// The nodes that have to answer while it is carried out.
+    fn nodes(&self) -> Vec<String> {
+        match self {
+            Action::Overlay(asked) => asked.nodes(),
+            other => other.disk().into_iter().map(str::to_owned).collect(),
+        }
+    }
+
     async fn make(self, daemon: &Daemon, nodes: &Nodes) -> Result<CompletedAction, Failure> {
         match self {
             Action::Internal(asked) => asked.make(nodes).await.map(CompletedAction::Internal),
@@ -282,6 +290,8 @@ pub(super) async fn carry_out(daemon: Rc<Daemon>, mut arguments: Arguments) -> O
     if is_grouped {
         check_grouped(&actions)?;
     }
+    let names: Vec<String> = actions.iter().flat_map(Action::nodes).collect();
+    daemon.wait_for_answers(&names).await?;
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;
     let held = hold(&actions, nodes).await?;
