@@ -166,6 +166,20 @@ fn a_client_that_hangs_up_and_takes_nothing_is_given_up() {
     drop(client);
 }
 
+/// Nor is it waited for where it has asked for more than the server reads on for, so that its last word is
+/// not read.
+#[test]
+fn one_that_has_asked_for_too_much_is_given_up_too() {
+    let server = Server::with(|_| {}, |options| options.max_connections = 1);
+    let mut client = server.connect().simple();
+    for cookie in 0..200 {
+        client.request(0, proto::CMD_READ, cookie, 0, SIZE_BYTES as u32);
+    }
+    client.stream.shutdown(Shutdown::Write).expect("shut down");
+    server.connect().simple().assert_usable();
+    drop(client);
+}
+
 #[test]
 fn a_client_that_does_not_read_is_not_read_from_either() {
     let server = Server::start();

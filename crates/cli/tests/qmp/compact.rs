@@ -1,6 +1,9 @@
 //! `x-vellum-compact`: the file of a disk becomes short while its guest goes on.
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 
 use serde_json::{Value, json};
 
@@ -42,27 +45,32 @@ fn len_bytes(place: &Place) -> u64 {
 }
 
 /// A client that writes to the last part of the disk until it is ended.
-fn writer(place: &Place) -> Child {
-    let mut command = Command::new("qemu-img");
-    command.current_dir(place.folder.path());
-    command.args([
-        "bench", "-f", "raw", "-w", "-n", "-t", "none", "-c", "1000000",
-    ]);
-    command.args([
-        "-d",
-        "4",
-        "-s",
-        "4k",
-        "-S",
-        "4k",
-        "--pattern",
-        "77",
-        "-o",
-        "56M",
-        URI,
-    ]);
-    command.stdout(Stdio::null());
-    command.spawn().expect("the program of `cargo xtask setup`")
+struct Writer {
+    over: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Writer {
+    fn start(place: &Place) -> Writer {
+        let over = Arc::new(AtomicBool::new(false));
+        let (is_over, folder) = (over.clone(), place.folder.path().to_owned());
+        // One that wrote more at once would go on at the begin of the disk.
+        let words = "bench -f raw -w -n -t none -c 2000 -d 4 -s 4k -S 4k --pattern 77 -o 56M";
+        let thread = std::thread::spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                let mut command = Command::new("qemu-img");
+                command.args(words.split(' ')).arg(URI);
+                let ended = command.current_dir(&folder).stdout(Stdio::null()).status();
+                assert!(ended.expect("the program of `cargo xtask setup`").success());
+            }
+        });
+        Writer { over, thread }
+    }
+
+    fn end(self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.thread.join().expect("it is served");
+    }
 }
 
 fn check_content(place: &Place, name: &str) {
@@ -81,7 +89,7 @@ fn the_file_gets_short_while_a_client_writes() {
     let before = len_bytes(&place);
     assert!(before > 32 * MIB, "{before}");
     let mut daemon = start(&place);
-    let mut client = writer(&place);
+    let client = Writer::start(&place);
     daemon.must(
         "x-vellum-compact",
         json!({"job-id": "c", "device": "d", "auto-dismiss": false}),
@@ -91,8 +99,7 @@ fn the_file_gets_short_while_a_client_writes() {
     assert_eq!(jobs[0]["type"], "x-vellum-compact");
     assert_eq!(jobs[0].get("error"), None, "{jobs}");
     daemon.must("job-dismiss", json!({"id": "c"}));
-    client.kill().expect("it is our own");
-    client.wait().expect("it ends");
+    client.end();
     check_content(&place, URI);
     daemon.end();
     place.must("qemu-img", &["check", "d"]);
@@ -172,4 +179,44 @@ fn what_cannot_be_compacted_is_refused_at_once() {
     let arguments = json!({"job-id": "c", "device": "nowhere"});
     let refused = daemon.ask("x-vellum-compact", arguments);
     assert!(refused.to_string().contains("nowhere"), "{refused}");
+}
+
+/// Limits have no file; a compaction is named to who wants to do something else with the disk.
+#[test]
+fn the_image_below_limits_is_compacted_and_others_are_told() {
+    let place = full_of_gaps();
+    place.img("create -q -f qcow2 copy 64M");
+    let mut daemon = place.ours(&[
+        "--object",
+        "throttle-group,id=g",
+        "--blockdev",
+        "driver=qcow2,node-name=d,discard=unmap,file.driver=file,file.filename=d",
+        "--blockdev",
+        "driver=throttle,node-name=limits,throttle-group=g,file=d",
+        "--blockdev",
+        "driver=qcow2,node-name=copy,file.driver=file,file.filename=copy",
+    ]);
+    let before = len_bytes(&place);
+    let arguments = json!({"job-id": "c", "device": "limits", "speed": 1});
+    daemon.must("x-vellum-compact", arguments);
+    let mirror =
+        |device: &str| json!({"job-id": "m", "device": device, "target": "copy", "sync": "full"});
+    for (command, arguments) in [
+        ("blockdev-mirror", mirror("d")),
+        ("blockdev-mirror", mirror("limits")),
+        ("block-commit", json!({"job-id": "m", "device": "d"})),
+    ] {
+        let refused = daemon.ask(command, arguments);
+        let why = refused["error"]["desc"].as_str().unwrap_or_default();
+        assert!(
+            why.contains("compaction runs on node 'd'"),
+            "{command}: {refused}"
+        );
+    }
+    daemon.must("block-job-set-speed", json!({"device": "c", "speed": 0}));
+    daemon.wait("c", "null");
+    assert!(len_bytes(&place) < before, "{before}");
+    daemon.end();
+    place.must("qemu-img", &["check", "d"]);
+    check_content(&place, "d");
 }

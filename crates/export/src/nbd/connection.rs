@@ -117,7 +117,8 @@ pub(super) async fn serve(
         Err(gone) => gone,
     };
     has_left.store(true, Ordering::Release);
-    connection.left.set(Some(lane::now()));
+    let left = connection.left.get();
+    connection.left.set(left.or_else(|| Some(lane::now())));
     let rest = pin!(async {
         connection.window.drained().await;
         connection.replies.close();
@@ -169,7 +170,7 @@ async fn read_requests(
             Ok(command) => connection.admit(&mut input, &header, command).await?,
             Err(refusal) => {
                 connection.skip_payload(&mut input, &header).await?;
-                let request = connection.request(&header, 0).await;
+                let request = connection.request(&header, 0).await?;
                 request.fail(refusal.error, refusal.message);
             }
         }
@@ -186,19 +187,48 @@ impl Connection {
         }
     }
 
-    /// Waits for space in the window and takes it for the request.
-    async fn request(self: &Rc<Self>, header: &RequestHeader, room_bytes: u64) -> Request {
-        self.window.enter(room_bytes).await;
+    /// Waits for space in the window and takes it for the request; nobody reads that the client has left
+    /// meanwhile.
+    async fn request(
+        self: &Rc<Self>,
+        header: &RequestHeader,
+        room_bytes: u64,
+    ) -> Result<Request, Disconnect> {
+        {
+            let entered = pin!(self.window.enter(room_bytes));
+            let left = pin!(self.until_it_is_given_up());
+            if let Either::Right(_) = select(entered, left).await {
+                return Err(Disconnect::Closed);
+            }
+        }
         let address = ReplyTo {
             framing: self.agreement.framing,
             cookie: header.cookie,
             offset_bytes: header.offset_bytes,
         };
-        Request {
+        Ok(Request {
             connection: self.clone(),
             address,
             room_bytes,
             started: None,
+        })
+    }
+
+    /// Waits until a client that has left takes no replies. Long requests of one that has left end before
+    /// that, and make room.
+    async fn until_it_is_given_up(&self) {
+        loop {
+            let before = self.taken.get();
+            lane::sleep(FAREWELL).await;
+            if !self.guest.is_gone() || mutants::is(Mutant::WorkForTheGone) {
+                continue;
+            }
+            if self.left.get().is_none() {
+                self.left.set(Some(lane::now()));
+            }
+            if before % 2 == 1 && self.taken.get() == before {
+                return;
+            }
         }
     }
 
@@ -215,7 +245,7 @@ impl Connection {
             Command::Cache { range } => range.len_bytes.min(pieces::CACHE_BYTES),
             _ => payload_bytes,
         };
-        let request = self.request(header, room_bytes).await;
+        let request = self.request(header, room_bytes).await?;
         let mut payload = None;
         if payload_bytes > 0 {
             // Checked by the command: at most `MAX_PAYLOAD_BYTES`.

@@ -51,6 +51,9 @@ pub trait StreamBackend: Send + Sync + fmt::Debug {
     /// As [`Stream::send_keeping`].
     fn send(self: Arc<Self>, buffers: Buffers) -> Io<(Buffers, Option<Error>)>;
 
+    /// As [`Stream::has_peer_left`].
+    fn has_peer_left(&self) -> bool;
+
     /// As [`Stream::shutdown`].
     fn shutdown(&self, how: Shutdown);
 }
@@ -302,12 +305,11 @@ impl Stream {
         }
     }
 
-    /// Whether the peer sends nothing more, or has gone, whatever it has sent before; of a
-    /// simulation's nobody says so.
+    /// Whether the peer sends nothing more, or has gone, whatever it has sent before.
     pub fn has_peer_left(&self) -> bool {
         match &self.socket {
             Socket::Kernel(socket) => super::has_peer_left(socket.as_fd()),
-            Socket::Simulated(_) => false,
+            Socket::Simulated(wire) => wire.has_peer_left(),
         }
     }
 

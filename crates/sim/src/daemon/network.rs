@@ -385,6 +385,12 @@ impl StreamBackend for Socket {
         }))
     }
 
+    fn has_peer_left(&self) -> bool {
+        // As with the kernel, whatever has not been received yet.
+        let ended = self.with(true, |pipe| pipe.ended.is_some() || pipe.gone);
+        ended.unwrap_or(true)
+    }
+
     fn shutdown(&self, how: Shutdown) {
         if how != Shutdown::Read {
             self.with(false, |pipe| pipe.finish(End::Closed));

@@ -173,10 +173,27 @@ fn check_alone(nodes: &Nodes, chain: &[String]) -> Result<(), Failure> {
 
 /// Refuses a node that others stand on, or that a job works on.
 pub(super) fn check_root(nodes: &Nodes, device: &str) -> Result<(), Failure> {
+    check_not_compacted(nodes, device)?;
     match !nodes.overlays_of(device).is_empty() || nodes.is_used_by(device, User::is_job) {
         true => Err(Failure::new("Need a root block node")),
         false => Ok(()),
     }
+}
+
+/// Refuses a node whose file is being compacted, which a client need not know of: policies and others ask for
+/// that, too.
+fn check_not_compacted(nodes: &Nodes, device: &str) -> Result<(), Failure> {
+    let shown = nodes.skip_filters(device);
+    let compacted = |node: &str| {
+        let is_it = |user: &User| matches!(user, User::Job { kind, .. } if *kind == compact::NAME);
+        nodes.is_used_by(node, is_it)
+    };
+    let Some(node) = [device, &shown].into_iter().find(|node| compacted(node)) else {
+        return Ok(());
+    };
+    Err(Failure::new(format!(
+        "A compaction runs on node '{node}': wait for its end, or cancel it (query-jobs, job-cancel)"
+    )))
 }
 
 pub(super) async fn commit(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
@@ -285,8 +302,11 @@ pub(super) async fn compact(daemon: Rc<Daemon>, mut arguments: Arguments) -> Out
         return Err(unknown(&device).into());
     }
     nodes.check_no_job(&device)?;
+    // Limits and the like have no file: what they show has.
+    let image = nodes.skip_filters(&device);
+    nodes.check_no_job(&image)?;
     let job = create(&daemon, settings)?;
-    let prepared = Compact::prepare(JobNodes::new(nodes), &job, device).await;
+    let prepared = Compact::prepare(JobNodes::new(nodes), &job, image).await;
     begin(&daemon, job, prepared)
 }
 
