@@ -191,6 +191,35 @@ fn a_mirror_waits_to_be_finalized_alike() {
     same(&[], &script);
 }
 
+/// What a target shows where it holds nothing may come when all is copied: by a snapshot of what nobody uses.
+#[test]
+fn a_target_gets_its_backing_file_before_it_is_finalized_alike() {
+    let null = |name: &str| {
+        Ask(
+            "blockdev-add",
+            json!({"driver": "null-co", "node-name": name, "size": 1_048_576}),
+        )
+    };
+    let over = |node: &str| Ask("blockdev-snapshot", json!({"node": node, "overlay": "to"}));
+    let mut script = start();
+    script.extend([
+        mirror(json!({"auto-finalize": false})),
+        Wait("j", "ready"),
+        job("job-complete"),
+        Wait("j", "pending"),
+        null("below"),
+        over("below"),
+        null("other"),
+        over("other"),
+        job("job-finalize"),
+        Wait("j", "null"),
+        Ask("blockdev-del", json!({"node-name": "top"})),
+        Ask("blockdev-del", json!({"node-name": "to"})),
+        Ask("blockdev-del", json!({"node-name": "below"})),
+    ]);
+    same(&[], &script);
+}
+
 /// A target, once a write to which fails.
 fn failing_target(errno: u64) -> Step {
     let node = json!({

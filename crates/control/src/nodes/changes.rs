@@ -385,7 +385,9 @@ impl Nodes {
         if named.uses.by_as(overlay, "backing").is_some() {
             return Err(invalid("The overlay already has a backing image"));
         }
-        if users.next().is_some() || node == overlay {
+        // What a mirror writes to may get its backing file by this, where nobody is led to it.
+        let attaches = named.uses.of(node).next().is_none();
+        if users.any(|one| !(attaches && one.is_target_of_mirror())) || node == overlay {
             return Err(invalid("The overlay is already in use"));
         }
         let driver = named.nodes[overlay].opened.driver;
