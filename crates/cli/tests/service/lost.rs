@@ -86,6 +86,24 @@ fn what_is_missing_is_kept_and_comes_back_with_a_reload() {
     service.end();
 }
 
+/// Overlays over `a`, below limits of the file, and over `b`; and filters that stand on them, with exports.
+fn add_filters_over_overlays(client: &mut Client) {
+    client.must("blockdev-snapshot-sync", snapshot("a-image", "over"));
+    let copying = json!({"driver": "copy-on-read", "node-name": "copying", "file": "a"});
+    client.must("blockdev-add", copying);
+    let mut reader = export("reader", "copying");
+    reader["writable"] = json!(false);
+    client.must("block-export-add", reader);
+    let limited = json!({
+        "driver": "throttle", "node-name": "slow", "throttle-group": "t", "file": node("b", "b"),
+    });
+    client.must("blockdev-add", limited);
+    client.must("block-export-add", export("slow", "slow"));
+    client.must("blockdev-snapshot-sync", snapshot("b", "b-over"));
+    let policy = json!({"node-name": "slow", "max-layers": 9});
+    client.must("x-vellum-set-chain-policy", policy);
+}
+
 /// As above, where limits of the file, filters of a client on these, and a filter of a client alone stand on
 /// what is missing; a policy for such a disk's chain is kept, too.
 #[test]
@@ -101,20 +119,7 @@ fn filters_above_what_is_missing_are_kept_and_come_back() {
     let words = ["--config", "disks.toml", "--state", "state"];
     let service = place.serve(&words);
     let mut client = Client::connect(&place.path("qmp.sock"));
-    client.must("blockdev-snapshot-sync", snapshot("a-image", "over"));
-    let copying = json!({"driver": "copy-on-read", "node-name": "copying", "file": "a"});
-    client.must("blockdev-add", copying);
-    let mut reader = export("reader", "copying");
-    reader["writable"] = json!(false);
-    client.must("block-export-add", reader);
-    let limited = json!({
-        "driver": "throttle", "node-name": "slow", "throttle-group": "t", "file": node("b", "b"),
-    });
-    client.must("blockdev-add", limited);
-    client.must("block-export-add", export("slow", "slow"));
-    client.must("blockdev-snapshot-sync", snapshot("b", "b-over"));
-    let policy = json!({"node-name": "slow", "max-layers": 9});
-    client.must("x-vellum-set-chain-policy", policy);
+    add_filters_over_overlays(&mut client);
     place.io("a", &["write -P 5 0 64k", "flush"]);
     place.io("slow", &["write -P 6 0 64k", "flush"]);
     let before = shown(&mut client);

@@ -24,6 +24,7 @@ mod changes;
 mod clients;
 mod clones;
 mod files;
+mod filters;
 mod fleece;
 mod greedy;
 mod lanes;

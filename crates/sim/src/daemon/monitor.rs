@@ -9,6 +9,7 @@ use vellum::qcow2::CacheOptions;
 use vellum::qcow2::create::CreateOptions;
 
 use super::files::{blank, is_raw};
+use super::filters::Filter;
 use super::setup::{ExpectedFile, GuestDisk, Setup};
 use super::{bitmaps, changes, clones, fleece, greedy, mirror, series, sessions};
 use crate::failure::{Failure, FailureKind};
@@ -39,7 +40,12 @@ pub(super) async fn monitor(setup: Rc<Setup>, disk: Rc<GuestDisk>, commands: u64
         };
         let chain = setup.nodes.chain(&top);
         let deep = chain.len() > 1;
-        match setup.draw(|rng| rng.below(40)) {
+        let command = setup.draw(|rng| rng.below(40));
+        let filter = match command {
+            0..=12 | 25..=28 if setup.has_filters => Filter::begin(&setup, &disk, &top).await,
+            _ => None,
+        };
+        match command {
             0..=4 if chain.len() < MAX_LAYERS => snapshot(&setup, &disk, &top).await,
             0..=6 if deep => active_commit(&setup, &disk, &chain).await,
             7 if chain.len() > 2 => commit(&setup, &disk, &chain).await,
@@ -55,6 +61,9 @@ pub(super) async fn monitor(setup: Rc<Setup>, disk: Rc<GuestDisk>, commands: u64
             29..=36 => changes::change(&setup, &disk, &chain).await,
             19 | 20 => fleece::fleece(&setup, &disk, &top).await,
             _ => snapshot(&setup, &disk, &top).await,
+        }
+        if let Some(filter) = filter {
+            filter.end(&setup).await;
         }
     }
 }

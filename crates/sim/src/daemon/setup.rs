@@ -148,6 +148,9 @@ impl DaemonEvents {
     }
 }
 
+/// What is added to a seed for what is drawn apart.
+const APART: u64 = 0xf117_e25b;
+
 /// Everything.
 pub(super) struct Setup {
     pub(super) lanes: Rc<Lanes>,
@@ -166,6 +169,10 @@ pub(super) struct Setup {
     /// No node gathers what is written.
     pub(super) uncached: bool,
     rng: RefCell<Rng>,
+    /// For what was added later, and changes nothing else.
+    apart: RefCell<Rng>,
+    /// Filters stand over disks now and then.
+    pub(super) has_filters: bool,
     failure: RefCell<Option<Failure>>,
     /// Commands and requests so far, to tell what led to a failure.
     log: RefCell<Vec<String>>,
@@ -190,6 +197,7 @@ pub(super) struct SetupParts {
 impl Setup {
     pub(super) fn new(cast: SetupParts, rng: Rng) -> Rc<Setup> {
         let heard = Rc::new(DaemonEvents::default());
+        let mut apart = Rng::new(rng.clone().next_u64().rotate_left(17) ^ APART);
         cast.daemon.events.join(heard.clone());
         Rc::new(Setup {
             lanes: cast.lanes,
@@ -204,6 +212,8 @@ impl Setup {
             fills: cast.fills,
             uncached: cast.uncached,
             rng: RefCell::new(rng),
+            has_filters: apart.chance(1, 3),
+            apart: RefCell::new(apart),
             failure: RefCell::default(),
             log: RefCell::default(),
         })
@@ -212,6 +222,11 @@ impl Setup {
     /// Draws something.
     pub(super) fn draw<T>(&self, draw: impl FnOnce(&mut Rng) -> T) -> T {
         draw(&mut self.rng.borrow_mut())
+    }
+
+    /// As [`Setup::draw`], for what was added later.
+    pub(super) fn draw_apart<T>(&self, draw: impl FnOnce(&mut Rng) -> T) -> T {
+        draw(&mut self.apart.borrow_mut())
     }
 
     /// Carries a command out, as a client of a monitor asks for it.

@@ -1,0 +1,112 @@
+//! Filters beside jobs: limits, or copy-on-read, over a disk, by which somebody reads it while a job changes
+//! what it stands on. They show the disk, whatever its users are led to.
+//!
+//! All of it is drawn apart: a scenario without filters is the same as ever.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde_json::json;
+use vellum::BlockDevice;
+use vellum_io::{Buffer, JoinHandle};
+
+use super::setup::{GuestDisk, Setup};
+use crate::failure::{Failure, FailureKind};
+
+/// Whether copy-on-read is among them. It undoes what others than its own users write to the image while it
+/// copies (seeds 5099, 5115, 5127, 1055, 1101, 1128, 1138 and 5167 with this set): to be set when that is mended.
+const COPIES_ON_READ: bool = false;
+
+/// Groups of limits are the process's, which plays many scenarios.
+static GROUPS: AtomicU64 = AtomicU64::new(0);
+
+/// A filter over a disk, and who reads by it.
+pub(super) struct Filter {
+    name: String,
+    group: Option<String>,
+    over: Rc<Cell<bool>>,
+    reader: JoinHandle<()>,
+}
+
+impl Filter {
+    /// Puts one over the node that shows a disk, now and then.
+    pub(super) async fn begin(
+        setup: &Rc<Setup>,
+        disk: &Rc<GuestDisk>,
+        top: &str,
+    ) -> Option<Filter> {
+        if !setup.draw_apart(|rng| rng.chance(1, 2)) {
+            return None;
+        }
+        let name = format!("{}filter", disk.name);
+        let mut node = json!({"driver": "copy-on-read", "node-name": name, "file": top});
+        let mut group = None;
+        if setup.draw_apart(|rng| rng.chance(1, 2)) || !COPIES_ON_READ {
+            let id = format!("g{}", GROUPS.fetch_add(1, Ordering::Relaxed));
+            let iops = setup.draw_apart(|rng| *rng.pick(&[50, 400, 5000]));
+            let limits = json!({"iops-total": iops});
+            let object = json!({"qom-type": "throttle-group", "id": id, "limits": limits});
+            if !setup.demand("object-add", object).await {
+                return None;
+            }
+            node["driver"] = json!("throttle");
+            node["throttle-group"] = json!(id);
+            group = Some(id);
+        }
+        if !setup.demand("blockdev-add", node).await {
+            return None;
+        }
+        let over = Rc::new(Cell::new(false));
+        let device = setup.nodes.device(&name).ok()?;
+        let read = read_by(setup.clone(), disk.clone(), device, over.clone());
+        Some(Filter {
+            name,
+            group,
+            over,
+            reader: setup.lanes.own().spawn(read),
+        })
+    }
+
+    /// Takes it away.
+    pub(super) async fn end(self, setup: &Setup) {
+        self.over.set(true);
+        self.reader.await;
+        let removed = setup.demand("blockdev-del", json!({"node-name": self.name}));
+        if removed.await
+            && let Some(group) = self.group
+        {
+            setup.demand("object-del", json!({"id": group})).await;
+        }
+    }
+}
+
+async fn read_by(
+    setup: Rc<Setup>,
+    disk: Rc<GuestDisk>,
+    device: std::sync::Arc<dyn BlockDevice>,
+    over: Rc<Cell<bool>>,
+) {
+    while !over.get() && setup.failure().is_none() {
+        for _ in 0..setup.draw_apart(|rng| rng.below(40)) {
+            vellum_io::lane::yield_now().await;
+        }
+        if let Err(failure) = read(&setup, &disk, &*device).await {
+            setup.fail(failure.when("by a filter"));
+        }
+    }
+}
+
+async fn read(setup: &Setup, disk: &GuestDisk, device: &dyn BlockDevice) -> Result<(), Failure> {
+    let size = disk.model.borrow().least_size_bytes();
+    let most = 2 * disk.cluster_size_bytes.min(size / 2);
+    let len = setup.draw_apart(|rng| rng.between(1, most));
+    let offset = setup.draw_apart(|rng| rng.below(size - len + 1));
+    setup.note(format!("by a filter: {offset}+{len}"));
+    let begun = disk.model.borrow_mut().begin_watch();
+    match device.read(offset, Buffer::zeroed(len as usize)).await {
+        Ok(buffer) => Ok(disk.model.borrow_mut().end_read(begun, offset, &buffer)?),
+        Err(_) if setup.faulty => Ok(()),
+        Err(error) => Err(Failure::error(FailureKind::Request, "read", &error)),
+    }
+}
