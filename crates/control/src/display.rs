@@ -2,6 +2,8 @@
 //! opens the same graph again; otherwise `json:{...}` with the options that say what is
 //! seen, and none that only say how.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value};
 
 use crate::foreign;
@@ -118,7 +120,29 @@ pub(crate) struct Name {
     plain: Option<String>,
     /// Whether that is the name of a protocol: what a format may stand on unsaid.
     is_protocol: bool,
-    json: Map<String, Value>,
+    json: Arc<Described>,
+}
+
+/// The options that say what is seen. Most names are plain, and nobody asks for these.
+#[derive(Debug, Clone)]
+struct Described {
+    /// What of them is of the node itself.
+    own: Map<String, Value>,
+    children: Vec<(&'static str, Arc<Described>)>,
+    backing: Option<Value>,
+}
+
+impl Described {
+    fn json(&self) -> Value {
+        let mut json = self.own.clone();
+        for (key, child) in &self.children {
+            json.insert((*key).to_owned(), child.json());
+        }
+        if let Some(backing) = &self.backing {
+            json.insert("backing".to_owned(), backing.clone());
+        }
+        Value::Object(json)
+    }
 }
 
 /// The name of an image of a given format for people.
@@ -135,15 +159,14 @@ impl Name {
         match &self.plain {
             Some(plain) => plain.clone(),
             None => {
-                let json = Value::Object(self.json.clone());
-                format!("json:{}", json::compact(&json))
+                format!("json:{}", json::compact(&self.json()))
             }
         }
     }
 
     /// The options that say what is seen.
     pub(crate) fn json(&self) -> Value {
-        Value::Object(self.json.clone())
+        self.json.json()
     }
 }
 
@@ -230,37 +253,44 @@ fn name_of_leaf(driver: &str, options: &Options) -> Option<Name> {
         }
         _ => return None,
     };
+    let described = Described {
+        own: json,
+        children: Vec::new(),
+        backing: None,
+    };
     Some(Name {
         plain,
         is_protocol: true,
-        json,
+        json: Arc::new(described),
     })
 }
 
 fn composed(
     naming: &Naming,
     options: &Options,
-    children: Vec<(&str, Name)>,
+    children: Vec<(&'static str, Name)>,
     backing: Option<Value>,
 ) -> Name {
-    let mut json = Map::new();
-    json.insert("driver".to_owned(), naming.driver.into());
-    let has_options = take_naming_options(naming, options, &mut json);
-    for (key, child) in &children {
-        json.insert((*key).to_owned(), child.json());
-    }
+    let mut own = Map::new();
+    own.insert("driver".to_owned(), naming.driver.into());
+    let has_options = take_naming_options(naming, options, &mut own);
+    let described = children
+        .iter()
+        .map(|(key, child)| (*key, child.json.clone()));
+    let described = described.collect();
     let children: Vec<Name> = children.into_iter().map(|(_, child)| child).collect();
     let plain = match &backing {
         Some(_) => None,
         None => plain(naming, options, &children, has_options),
     };
-    if let Some(backing) = backing {
-        json.insert("backing".to_owned(), backing);
-    }
     Name {
         plain,
         is_protocol: naming.kind == Kind::Protocol,
-        json,
+        json: Arc::new(Described {
+            own,
+            children: described,
+            backing,
+        }),
     }
 }
 

@@ -128,8 +128,18 @@ fn write_items<T>(
     text.push(brackets.1);
 }
 
-fn write_string(text: &mut String, string: &str) {
+/// Writes a string with its quotes.
+pub(crate) fn write_string(text: &mut String, string: &str) {
     text.push('"');
+    // Nearly all are plain.
+    if string
+        .bytes()
+        .all(|byte| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\')
+    {
+        text.push_str(string);
+        text.push('"');
+        return;
+    }
     for letter in string.chars() {
         match letter {
             '"' => text.push_str("\\\""),

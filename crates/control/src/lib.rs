@@ -39,6 +39,7 @@ pub mod gate;
 mod graph;
 pub mod ini;
 pub mod json;
+mod json_text;
 mod keyring;
 pub mod measure;
 pub mod minisign;

@@ -359,7 +359,7 @@ impl DaemonState {
         let exports = &mut self.exports;
         let (id, node) = (wanted.id().to_owned(), wanted.node().to_owned());
         exports
-            .add(wanted, told, &self.nodes, server, environment)
+            .add(wanted, &told, &self.nodes, server, environment)
             .await?;
         if let Some(accounting) = exports.accounting(&id) {
             accounting.on_failure(self.notices.of_export(&id, &node));

@@ -1,5 +1,6 @@
 //! What there is to say of nodes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use vellum::BlockDevice;
@@ -91,6 +92,13 @@ impl Nodes {
         let mut names = named.top_down(named.nodes.keys().cloned().collect());
         names.reverse();
         names
+    }
+
+    /// The drivers of all nodes, by the names of these.
+    pub(crate) fn drivers(&self) -> BTreeMap<String, &'static str> {
+        let named = self.lock();
+        let driver = |(name, node): (&String, &Node)| (name.clone(), node.opened.driver);
+        named.nodes.iter().map(driver).collect()
     }
 
     /// All nodes, in the order of their names.

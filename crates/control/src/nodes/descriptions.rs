@@ -3,14 +3,60 @@
 //! Invariant: what is told is the graph, not what was asked for: jobs and snapshots have changed it
 //! since.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{MADE_UP, NamedNode, Nodes, Use, User, children};
+use super::{MADE_UP, NamedNode, Nodes, Origin, Use, User, children};
 use crate::options::{Options, Scalar};
 
+/// Descriptions as they were told last, by the names of nodes: of a thousand a command changes one.
+#[derive(Debug, Default)]
+pub(crate) struct DescriptionMemo(BTreeMap<String, Told>);
+
+/// A description, and all that it was made of.
+#[derive(Debug)]
+struct Told {
+    origin: Arc<Origin>,
+    driver: &'static str,
+    is_inactive: bool,
+    /// What the node stands on: the role, and the node.
+    below: Vec<(String, String)>,
+    text: String,
+}
+
 impl Nodes {
+    /// [`Nodes::descriptions`] as the text of a list.
+    pub(crate) fn descriptions_text(
+        &self,
+        led: Option<(&str, &str)>,
+        memo: &mut DescriptionMemo,
+    ) -> String {
+        let named = self.lock();
+        let mut before = std::mem::take(memo).0;
+        let mut texts = String::from("[");
+        for name in named.described_names(led) {
+            let known = before.remove(&name);
+            let known = known.filter(|told| named.is_as_told(&name, led, told));
+            let Some(told) = known.or_else(|| named.tell(&name, led)) else {
+                continue;
+            };
+            if texts.len() > 1 {
+                texts.push(',');
+            }
+            debug_assert_eq!(
+                Some(&told.text),
+                named.tell(&name, led).map(|now| now.text).as_ref(),
+                "what '{name}' was told to be is remembered wrongly"
+            );
+            texts.push_str(&told.text);
+            memo.0.insert(name, told);
+        }
+        texts.push(']');
+        texts
+    }
+
     /// How to make the nodes that have names, by `blockdev-add`, each after those that it stands on.
     /// What was described with the node above it, and is used by that alone, still is. With `led`, the users of the first node are told of as users of the second one.
     ///
@@ -18,18 +64,12 @@ impl Nodes {
     /// left out.
     pub fn descriptions(&self, led: Option<(&str, &str)>) -> Vec<(String, Value)> {
         let named = self.lock();
-        let own = named.nodes.keys().filter(|name| !name.starts_with(MADE_UP));
-        let own = own.filter(|name| !named.is_inside(name, led));
-        let mut names = named.top_down(own.cloned().collect());
-        names.reverse();
+        let names = named.described_names(led).into_iter();
         let describe = |name: String| {
-            let mut options = named.description(&name, led)?;
-            if named.is_inactive(&name) {
-                options.set("active", Scalar::Bool(false));
-            }
-            Some((name, options.to_json()))
+            let described = named.whole_description(&name, led)?;
+            Some((name, described))
         };
-        names.into_iter().filter_map(describe).collect()
+        names.filter_map(describe).collect()
     }
 }
 
@@ -66,6 +106,57 @@ impl Nodes {
 }
 
 impl NamedNode {
+    /// The nodes that are described by themselves, each after those that it stands on.
+    fn described_names(&self, led: Option<(&str, &str)>) -> Vec<String> {
+        let own = self.nodes.keys().filter(|name| !name.starts_with(MADE_UP));
+        let own = own.filter(|name| !self.is_inside(name, led));
+        let mut names = self.top_down(own.cloned().collect());
+        names.reverse();
+        names
+    }
+
+    fn whole_description(&self, name: &str, led: Option<(&str, &str)>) -> Option<Value> {
+        let mut options = self.description(name, led)?;
+        if self.is_inactive(name) {
+            options.set("active", Scalar::Bool(false));
+        }
+        Some(options.to_json())
+    }
+
+    fn tell(&self, name: &str, led: Option<(&str, &str)>) -> Option<Told> {
+        let node = self.nodes.get(name)?;
+        let below = self.uses.by(name);
+        let below = below.map(|one| (one.wanted.role.clone(), self.led_to(one, led).to_owned()));
+        Some(Told {
+            origin: node.origin.clone()?,
+            driver: node.opened.driver,
+            is_inactive: node.is_inactive(),
+            below: below.collect(),
+            text: self.whole_description(name, led)?.to_string(),
+        })
+    }
+
+    /// Whether a description is made of what there is now.
+    fn is_as_told(&self, name: &str, led: Option<(&str, &str)>, told: &Told) -> bool {
+        let Some(node) = self.nodes.get(name) else {
+            return false;
+        };
+        let origin = node.origin.as_ref();
+        let mut below = told.below.iter();
+        let mut is_same = |one: &Use| {
+            let node = self.led_to(one, led);
+            let known = below.next();
+            // What is described with the node has a description of its own in it.
+            let is_apart = node.starts_with(MADE_UP) || !self.is_inside(node, led);
+            is_apart && known.is_some_and(|(role, known)| *role == one.wanted.role && known == node)
+        };
+        origin.is_some_and(|origin| Arc::ptr_eq(origin, &told.origin))
+            && node.opened.driver == told.driver
+            && node.is_inactive() == told.is_inactive
+            && self.uses.by(name).all(&mut is_same)
+            && below.next().is_none()
+    }
+
     /// The node that a use leads to.
     fn led_to<'a>(&self, one: &'a Use, led: Option<(&'a str, &'a str)>) -> &'a str {
         match (led, &one.user) {

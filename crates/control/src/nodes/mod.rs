@@ -62,6 +62,7 @@ use bitmaps::NodeBitmaps;
 pub use changes::DrainedUsers;
 pub(crate) use children::child_number;
 pub use describe::NodeInfo;
+pub(crate) use descriptions::DescriptionMemo;
 pub(crate) use inventory::{NodeState, Wanted};
 use node_table::NodeTable;
 pub(crate) use reopen::may_change;

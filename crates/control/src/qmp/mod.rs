@@ -86,6 +86,9 @@ impl From<Error> for Failure {
 /// What a command gives back.
 pub type Outcome = Result<Value, Failure>;
 
+/// What a command gives back, as text of [`json::compact`].
+pub type Written = Result<String, Failure>;
+
 /// The version of QEMU whose commands and words these are, as `query-version` tells it.
 pub fn version(package: &str) -> Value {
     json!({"qemu": {"major": 10, "minor": 0, "micro": 2}, "package": package})
@@ -109,6 +112,19 @@ pub fn answer(outcome: Outcome, id: Option<Value>) -> Value {
         members.insert("id".into(), id);
     }
     Value::Object(members)
+}
+
+/// The answer to a request as it goes to a client, a line.
+pub fn line(outcome: Written, id: Option<Value>) -> String {
+    match (outcome, id) {
+        (Ok(value), None) => format!("{{\"return\": {value}}}\r\n"),
+        (Ok(value), Some(id)) => {
+            // As `json::compact` orders these two.
+            let id = json::compact(&id);
+            format!("{{\"return\": {value}, \"id\": {id}}}\r\n")
+        }
+        (Err(failure), id) => text(&answer(Err(failure), id), false),
+    }
 }
 
 /// Something that has happened at a time.

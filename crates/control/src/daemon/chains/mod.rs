@@ -78,6 +78,9 @@ pub(super) async fn set(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome
 /// Tells of all policies, and how it stands with them.
 pub(super) async fn query(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
     arguments.finish()?;
+    if daemon.chains.kept.borrow().is_empty() {
+        return Ok(json!([]));
+    }
     let (states, exported) = daemon.look_at_nodes();
     let kept = daemon.chains.kept.borrow();
     let described = kept.iter().map(|(name, kept)| {

@@ -8,31 +8,29 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use serde_json::{Map, Value, json};
-use vellum_export::accounting::{Accounting, Histogram, Operation};
+use serde_json::{Value, json};
+use vellum_export::accounting::{Accounting, Histogram, Operation, OperationTotals};
 
 use super::{Daemon, done, no_device};
 use crate::daemon::DaemonState;
-use crate::nodes::{NodeInfo, Nodes};
-use crate::qmp::{Arguments, Failure, Outcome};
+use crate::json;
+use crate::json_text::JsonText;
+use crate::nodes::Nodes;
+use crate::qmp::{Arguments, Failure, Outcome, Written};
 
-/// What `query-blockstats` calls an operation.
-const OPERATIONS: [(Operation, &str); 4] = [
-    (Operation::Read, "rd"),
-    (Operation::Write, "wr"),
-    (Operation::Flush, "flush"),
-    (Operation::Discard, "unmap"),
+/// What is counted of each export.
+const OPERATIONS: [Operation; 4] = [
+    Operation::Read,
+    Operation::Write,
+    Operation::Flush,
+    Operation::Discard,
 ];
 
 /// The arguments of the histograms of operations; as in QEMU, discards have none.
-const HISTOGRAMS: [(Operation, &str, &str); 3] = [
-    (Operation::Read, "rd_latency_histogram", "boundaries-read"),
-    (Operation::Write, "wr_latency_histogram", "boundaries-write"),
-    (
-        Operation::Flush,
-        "flush_latency_histogram",
-        "boundaries-flush",
-    ),
+const HISTOGRAMS: [(Operation, &str); 3] = [
+    (Operation::Read, "boundaries-read"),
+    (Operation::Write, "boundaries-write"),
+    (Operation::Flush, "boundaries-flush"),
 ];
 
 /// Most boundaries of a histogram: clients say them, and each is memory.
@@ -44,19 +42,30 @@ pub(super) async fn query_block(_daemon: Rc<Daemon>, arguments: Arguments) -> Ou
     Ok(json!([]))
 }
 
-pub(super) async fn query(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+/// Writes what was asked of disks. Members come in the order in which QEMU prints them.
+pub(super) async fn write(daemon: Rc<Daemon>, mut arguments: Arguments) -> Written {
     let of_nodes = arguments.switch("query-nodes")?.unwrap_or(false);
     arguments.finish()?;
     let parts = daemon.parts.lock().await;
-    let stats = Statistics::of(&parts);
-    Ok(match of_nodes {
+    let mut stats = Statistics::of(&parts);
+    let mut text = JsonText::of_qmp();
+    text.begin('[');
+    match of_nodes {
         true => {
-            let order = parts.nodes.in_order_of_making();
-            let nodes = order.iter().filter_map(|name| stats.nodes.get(name));
-            nodes.map(|node| stats.node(node, Depth::Files)).collect()
+            for name in parts.nodes.in_order_of_making() {
+                if stats.nodes.contains_key(&name) {
+                    text.raw(&stats.node(&name, Depth::Files));
+                }
+            }
         }
-        false => stats.exports(),
-    })
+        false => {
+            for (export, accounting) in parts.exports.accounted(&parts.nodes) {
+                stats.export(&mut text, &export.id, &export.node, &accounting);
+            }
+        }
+    }
+    text.end(']');
+    Ok(text.into_text())
 }
 
 /// What is told inside of a node.
@@ -71,126 +80,166 @@ enum Depth {
 /// What is told, as of one moment.
 struct Statistics<'a> {
     graph: &'a Nodes,
-    nodes: BTreeMap<String, NodeInfo>,
-    /// The id of each export, the node that it shows, and what it has counted.
-    exports: Vec<(String, String, Arc<Accounting>)>,
+    /// The drivers of nodes.
+    nodes: BTreeMap<String, &'static str>,
+    /// What exports have counted, by the node that they show.
+    exports: BTreeMap<String, Vec<Arc<Accounting>>>,
+    /// What was told of nodes: many may stand on one.
+    written: BTreeMap<String, Rc<str>>,
 }
 
 impl Statistics<'_> {
     fn of(parts: &DaemonState) -> Statistics<'_> {
-        let exports = parts.exports.accounted(&parts.nodes).into_iter();
-        let nodes = parts.nodes.list().into_iter();
+        let mut exports: BTreeMap<String, Vec<Arc<Accounting>>> = BTreeMap::new();
+        for (export, accounting) in parts.exports.accounted(&parts.nodes) {
+            exports.entry(export.node).or_default().push(accounting);
+        }
         Statistics {
             graph: &parts.nodes,
-            nodes: nodes.map(|node| (node.name.clone(), node)).collect(),
-            exports: exports
-                .map(|(export, accounting)| (export.id, export.node, accounting))
-                .collect(),
+            nodes: parts.nodes.drivers(),
+            exports,
+            written: BTreeMap::new(),
         }
     }
 
-    fn exports(&self) -> Value {
-        let describe = |(id, node, accounting): &(String, String, Arc<Accounting>)| {
-            let mut stats = counted(&[accounting]);
-            stats["wr_highest_offset"] = json!(accounting.highest_written_bytes());
-            if let Some(idle) = accounting.idle() {
-                stats["idle_time_ns"] = json!(idle.as_nanos() as u64);
-            }
-            for (operation, name, _) in HISTOGRAMS {
-                if let Some(histogram) = accounting.histogram(operation) {
-                    stats[name] = describe_histogram(histogram);
-                }
-            }
-            let mut export = json!({"device": id, "node-name": node, "stats": stats});
-            if let Some(shown) = self.nodes.get(node) {
-                self.add_children(shown, Depth::Chain, &mut export);
-            }
-            export
-        };
-        self.exports.iter().map(describe).collect()
+    fn export(&mut self, text: &mut JsonText, id: &str, node: &str, accounting: &Arc<Accounting>) {
+        text.begin('{').string_of("device", id);
+        let is_there = self.nodes.contains_key(node);
+        let holder = self.graph.holder_of(node).filter(|_| is_there);
+        let backing = self.graph.backing_of(node).filter(|_| is_there);
+        self.child(text, "parent", holder, Depth::Chain);
+        text.key("stats");
+        let counts = Counts::of(std::slice::from_ref(accounting));
+        counts.write(text, accounting.highest_written_bytes(), Some(accounting));
+        self.child(text, "backing", backing, Depth::Chain);
+        text.string_of("node-name", node).end('}');
     }
 
-    fn node(&self, node: &NodeInfo, depth: Depth) -> Value {
-        let exports = self
-            .exports
-            .iter()
-            .filter(|(_, shown, _)| *shown == node.name);
-        let accountings: Vec<&Arc<Accounting>> = exports.map(|(.., counts)| counts).collect();
-        let mut stats = counted(&accountings);
+    /// What there is to tell of a node, with those that it stands on.
+    fn node(&mut self, name: &str, depth: Depth) -> Rc<str> {
+        if let Some(known) = self.written.get(name) {
+            return known.clone();
+        }
+        let accountings = self.exports.get(name).cloned().unwrap_or_default();
         let highest = accountings.iter().map(|one| one.highest_written_bytes());
         let mut highest_bytes = highest.max().unwrap_or(0);
-        let mut description = json!({"node-name": node.name});
-        if let Ok(Some(watch)) = self.graph.write_watch(&node.name) {
+        let watch = self.graph.write_watch(name).ok().flatten();
+        if let Some(watch) = &watch {
             highest_bytes = watch.highest_written_bytes();
-            let (discards, bytes) = watch.discarded();
-            if matches!(node.driver, "file" | "host_device") {
-                description["driver-specific"] = json!({
-                    "driver": node.driver,
-                    "discard-nb-ok": discards,
-                    "discard-nb-failed": 0,
-                    "discard-bytes-ok": bytes,
-                });
-            }
         }
-        stats["wr_highest_offset"] = json!(highest_bytes);
-        description["stats"] = stats;
-        self.add_children(node, depth, &mut description);
-        description
+        let mut text = JsonText::of_qmp();
+        text.begin('{');
+        self.child(&mut text, "parent", self.graph.holder_of(name), depth);
+        text.key("stats");
+        Counts::of(&accountings).write(&mut text, highest_bytes, None);
+        if depth == Depth::Chain {
+            self.child(&mut text, "backing", self.graph.backing_of(name), depth);
+        }
+        text.string_of("node-name", name);
+        let driver = self.nodes.get(name).copied().unwrap_or_default();
+        if let Some(watch) = watch
+            && matches!(driver, "file" | "host_device")
+        {
+            let (discards, bytes) = watch.discarded();
+            text.key("driver-specific").begin('{');
+            text.number_of("discard-bytes-ok", bytes);
+            text.number_of("discard-nb-ok", discards);
+            text.string_of("driver", driver);
+            text.number_of("discard-nb-failed", 0).end('}');
+        }
+        text.end('}');
+        let written: Rc<str> = text.into_text().into();
+        self.written.insert(name.to_owned(), written.clone());
+        written
     }
 
-    /// Adds the nodes that a node stands on, each with those below it.
-    fn add_children(&self, node: &NodeInfo, depth: Depth, description: &mut Value) {
-        let holder = self.graph.holder_of(&node.name);
-        let backing = match depth {
-            Depth::Files => None,
-            Depth::Chain => self.graph.backing_of(&node.name),
-        };
-        for (key, child) in [("parent", holder), ("backing", backing)] {
-            if let Some(child) = child.and_then(|child| self.nodes.get(&child)) {
-                description[key] = self.node(child, depth);
-            }
+    /// Adds a node that another one stands on, with those below it.
+    fn child(&mut self, text: &mut JsonText, key: &str, child: Option<String>, depth: Depth) {
+        if let Some(child) = child.filter(|child| self.nodes.contains_key(child)) {
+            let told = self.node(&child, depth);
+            text.key(key).raw(&told);
         }
     }
 }
 
-/// The sums of what was counted, in the words of `BlockDeviceStats`.
-fn counted(accountings: &[&Arc<Accounting>]) -> Value {
-    let mut stats = Map::new();
-    let mut set = |key: String, number: u64| drop(stats.insert(key, json!(number)));
-    for (operation, name) in OPERATIONS {
-        let (mut requests, mut bytes, mut failed, mut time_ns) = (0, 0, 0, 0);
-        for accounting in accountings {
-            let totals = accounting.totals(operation);
-            requests += totals.requests;
-            bytes += totals.bytes;
-            failed += totals.failed;
-            time_ns += totals.time_ns;
-        }
-        set(format!("{name}_operations"), requests);
-        set(format!("failed_{name}_operations"), failed);
-        // What is refused reaches no disk, and is not counted.
-        set(format!("invalid_{name}_operations"), 0);
-        set(format!("{name}_total_time_ns"), time_ns);
-        if operation != Operation::Flush {
-            set(format!("{name}_bytes"), bytes);
-            set(format!("{name}_merged"), 0);
+/// The sums of what was counted.
+struct Counts {
+    /// In the order of [`OPERATIONS`].
+    of: [OperationTotals; 4],
+    is_counted: bool,
+}
+
+impl Counts {
+    fn of(accountings: &[Arc<Accounting>]) -> Counts {
+        let of = OPERATIONS.map(|operation| {
+            let mut sum = OperationTotals::default();
+            for accounting in accountings {
+                let totals = accounting.totals(operation);
+                sum.requests += totals.requests;
+                sum.bytes += totals.bytes;
+                sum.failed += totals.failed;
+                sum.time_ns += totals.time_ns;
+            }
+            sum
+        });
+        Counts {
+            of,
+            is_counted: !accountings.is_empty(),
         }
     }
-    // No disk here has zones.
-    for key in [
-        "zone_append_bytes",
-        "zone_append_merged",
-        "zone_append_operations",
-        "zone_append_total_time_ns",
-        "failed_zone_append_operations",
-        "invalid_zone_append_operations",
-    ] {
-        set(key.to_owned(), 0);
+
+    /// In the words of `BlockDeviceStats`. What is refused reaches no disk, and is not counted; no disk
+    /// here has zones.
+    fn write(&self, text: &mut JsonText, highest_bytes: u64, export: Option<&Arc<Accounting>>) {
+        let [read, write, flush, discard] = &self.of;
+        let histogram = |text: &mut JsonText, key: &str, operation: Operation| {
+            let found = export.and_then(|export| export.histogram(operation));
+            if let Some(histogram) = found {
+                text.key(key)
+                    .raw(&json::compact(&describe_histogram(histogram)));
+            }
+        };
+        text.begin('{');
+        text.number_of("unmap_operations", discard.requests);
+        text.number_of("unmap_merged", 0);
+        text.number_of("failed_zone_append_operations", 0);
+        text.number_of("flush_total_time_ns", flush.time_ns);
+        text.number_of("wr_highest_offset", highest_bytes);
+        text.number_of("wr_total_time_ns", write.time_ns);
+        text.number_of("failed_wr_operations", write.failed);
+        text.number_of("failed_rd_operations", read.failed);
+        text.number_of("wr_merged", 0);
+        text.number_of("wr_bytes", write.bytes);
+        text.key("timed_stats").begin('[').end(']');
+        text.number_of("failed_unmap_operations", discard.failed);
+        text.number_of("zone_append_merged", 0);
+        text.number_of("failed_flush_operations", flush.failed);
+        text.key("account_invalid").switch(false);
+        text.number_of("rd_total_time_ns", read.time_ns);
+        text.number_of("invalid_unmap_operations", 0);
+        text.number_of("flush_operations", flush.requests);
+        text.number_of("wr_operations", write.requests);
+        text.number_of("unmap_bytes", discard.bytes);
+        text.number_of("rd_merged", 0);
+        text.number_of("rd_bytes", read.bytes);
+        histogram(text, "wr_latency_histogram", Operation::Write);
+        text.number_of("unmap_total_time_ns", discard.time_ns);
+        text.number_of("invalid_flush_operations", 0);
+        text.key("account_failed").switch(self.is_counted);
+        if let Some(idle) = export.and_then(|export| export.idle()) {
+            text.number_of("idle_time_ns", idle.as_nanos() as u64);
+        }
+        text.number_of("zone_append_total_time_ns", 0);
+        text.number_of("zone_append_operations", 0);
+        text.number_of("rd_operations", read.requests);
+        text.number_of("zone_append_bytes", 0);
+        text.number_of("invalid_zone_append_operations", 0);
+        text.number_of("invalid_wr_operations", 0);
+        text.number_of("invalid_rd_operations", 0);
+        histogram(text, "rd_latency_histogram", Operation::Read);
+        histogram(text, "flush_latency_histogram", Operation::Flush);
+        text.end('}');
     }
-    stats.insert("timed_stats".to_owned(), json!([]));
-    stats.insert("account_invalid".to_owned(), json!(false));
-    stats.insert("account_failed".to_owned(), json!(!accountings.is_empty()));
-    Value::Object(stats)
 }
 
 fn describe_histogram(histogram: Histogram) -> Value {
@@ -202,7 +251,7 @@ pub(super) async fn set_histogram(daemon: Rc<Daemon>, mut arguments: Arguments) 
     let id = arguments.need_text("id")?;
     let all = take_boundaries(&mut arguments, "boundaries")?;
     let mut of_each = Vec::new();
-    for (operation, _, key) in HISTOGRAMS {
+    for (operation, key) in HISTOGRAMS {
         of_each.push((operation, take_boundaries(&mut arguments, key)?));
     }
     arguments.finish()?;

@@ -27,7 +27,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 
-use crate::qmp::{self, Arguments, Class, Failure, Outcome};
+use crate::json;
+use crate::qmp::{self, Arguments, Class, Failure, Outcome, Written};
 use serde_json::{Value, json};
 use tracing::trace;
 use vellum_jobs::job::Verb;
@@ -178,7 +179,7 @@ const COMMANDS: &[(&str, Command)] = &[
         Box::pin(jobs::query_block_jobs(d, a))
     }),
     ("query-blockstats", |d, a| {
-        Box::pin(block_stats::query(d, a))
+        Box::pin(async { read_back(block_stats::write(d, a).await) })
     }),
     ("query-chardev", |d, a| Box::pin(chardevs::query(d, a))),
     ("query-chardev-backends", |_, a| {
@@ -187,7 +188,7 @@ const COMMANDS: &[(&str, Command)] = &[
     ("query-commands", |_, a| Box::pin(query_commands(a))),
     ("query-jobs", |d, a| Box::pin(jobs::query_jobs(d, a))),
     ("query-named-block-nodes", |d, a| {
-        Box::pin(named_block_nodes::query(d, a))
+        Box::pin(async { read_back(named_block_nodes::write(d, a).await) })
     }),
     ("query-qmp-schema", |_, a| Box::pin(query_schema(a))),
     ("query-version", |_, a| Box::pin(query_version(a))),
@@ -249,6 +250,41 @@ pub async fn carry_out(daemon: &Rc<Daemon>, name: &str, arguments: Arguments) ->
         Err(failure) => trace!(name: "monitor_qmp_respond", command = name, error = failure.text),
     }
     outcome
+}
+
+type Writing = Pin<Box<dyn Future<Output = Written>>>;
+
+/// Commands whose answers are so long that they are written straight as text.
+const WRITERS: &[(&str, fn(Rc<Daemon>, Arguments) -> Writing)] = &[
+    ("query-blockstats", |d, a| {
+        Box::pin(block_stats::write(d, a))
+    }),
+    ("query-named-block-nodes", |d, a| {
+        Box::pin(named_block_nodes::write(d, a))
+    }),
+];
+
+/// As [`carry_out`], with the answer as the text of one line that QMP has for it.
+///
+/// # Errors
+/// As [`carry_out`].
+pub(super) async fn write_out(daemon: &Rc<Daemon>, name: &str, arguments: Arguments) -> Written {
+    let Some((_, write)) = WRITERS.iter().find(|(known, _)| *known == name) else {
+        let value = carry_out(daemon, name, arguments).await?;
+        return Ok(json::compact(&value));
+    };
+    trace!(name: "handle_qmp_command", command = name, arguments = arguments.as_json());
+    let written = write(daemon.clone(), arguments).await;
+    match &written {
+        Ok(_) => trace!(name: "monitor_qmp_respond", command = name),
+        Err(failure) => trace!(name: "monitor_qmp_respond", command = name, error = failure.text),
+    }
+    written
+}
+
+/// What was written, as a value.
+fn read_back(written: Written) -> Outcome {
+    serde_json::from_str(&written?).map_err(|error| Failure::new(error.to_string()))
 }
 
 /// Whether there is a command of this name.

@@ -14,7 +14,7 @@ mod vhost_user_blk;
 use std::path::Path;
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tracing::trace;
 
 use crate::nodes::{User, unknown_node};
@@ -27,6 +27,7 @@ use vellum_export::fair_depth::FairDepth;
 use vellum_export::nbd::Exports;
 
 use super::server::{Server, ServerEnvironment};
+use super::state::ExportPiece;
 use super::{Failure, failure, message, need, refuse_rest};
 pub(super) use counted::{CountedExport, CountedExports};
 use ending::{EndingExport, EndingExports};
@@ -147,8 +148,8 @@ struct ExportEntry {
     served: Served,
     /// The bitmaps that it shows.
     bitmaps: Vec<BitmapUse>,
-    /// The options that it was made with.
-    told: Value,
+    /// The options that it was made with, as text.
+    told: Arc<str>,
 }
 
 /// A bitmap that an export shows: as long as it does, nobody changes it.
@@ -274,10 +275,10 @@ impl ServerExports {
     }
 
     /// How to make all exports but those that end, and the nodes that they show.
-    pub(super) fn describe(&self, nodes: &Nodes) -> Value {
-        let described = self.entries.iter().map(|one| {
-            let node = shown(&one.node, one.joined, nodes);
-            json!({"options": one.told, "node": node})
+    pub(super) fn describe(&self, nodes: &Nodes) -> Vec<ExportPiece> {
+        let described = self.entries.iter().map(|one| ExportPiece {
+            options: one.told.clone(),
+            node: shown(&one.node, one.joined, nodes),
         });
         described.collect()
     }
@@ -300,7 +301,7 @@ impl ServerExports {
     pub(super) async fn add(
         &mut self,
         wanted: Description,
-        told: Value,
+        told: &Value,
         nodes: &Nodes,
         server: Option<&Server>,
         environment: &ServerEnvironment,
@@ -361,7 +362,7 @@ impl ServerExports {
                     needs_active,
                     served,
                     bitmaps,
-                    told,
+                    told: told.to_string().into(),
                 });
                 Ok(())
             }

@@ -16,7 +16,7 @@ use vellum_io::lane;
 
 use super::moment::Moment;
 use crate::daemon::{Daemon, commands};
-use crate::qmp::{Arguments, Outcome};
+use crate::qmp::{Arguments, Written};
 
 /// So long may commands take that have not ended when the daemon has.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -28,7 +28,7 @@ pub(super) enum Question {
     Command {
         name: String,
         arguments: Map<String, Value>,
-        answer: oneshot::Sender<Outcome>,
+        answer: oneshot::Sender<Written>,
     },
     /// How it is.
     Look(oneshot::Sender<Moment>),
@@ -63,7 +63,7 @@ pub(super) async fn attend(daemon: Rc<Daemon>, mut questions: mpsc::UnboundedRec
                 let daemon = daemon.clone();
                 running.push(Box::pin(async move {
                     let arguments = Arguments::new(arguments);
-                    let outcome = commands::carry_out(&daemon, &name, arguments).await;
+                    let outcome = commands::write_out(&daemon, &name, arguments).await;
                     let _ = answer.send(outcome);
                 }));
             }

@@ -115,8 +115,8 @@ impl Response {
         }
     }
 
-    fn json(value: &serde_json::Value) -> Response {
-        Response::new(200, "application/json", value.to_string())
+    fn json(text: String) -> Response {
+        Response::new(200, "application/json", text)
     }
 }
 

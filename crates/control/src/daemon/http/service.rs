@@ -62,17 +62,17 @@ impl Service {
                 Ok(Response::new(200, metrics::CONTENT_TYPE, text))
             }
             Call::View(view, node) => {
-                let value = self.view(view, node.as_deref()).await?;
-                Ok(Response::json(&value))
+                let text = self.view(view, node.as_deref()).await?;
+                Ok(Response::json(text))
             }
             Call::Command(name, arguments) => {
-                let value = self.command(name, arguments).await?;
-                Ok(Response::json(&value))
+                let text = self.command(name, arguments).await?;
+                Ok(Response::json(text))
             }
         }
     }
 
-    async fn view(&self, view: View, node: Option<&str>) -> Result<Value, Problem> {
+    async fn view(&self, view: View, node: Option<&str>) -> Result<String, Problem> {
         let wanted = Wanted {
             of: node,
             filenames: matches!(view, View::Disks | View::Disk),
@@ -81,7 +81,7 @@ impl Service {
         let picture = self.picture(wanted).await?;
         match view {
             View::Disks => Ok(views::disks(&picture)),
-            View::Host => Ok(views::host(&picture)),
+            View::Host => Ok(views::host(&picture).to_string()),
             View::Stats => Ok(views::stats(&picture)),
             View::Disk => {
                 let node = node.unwrap_or_default();
@@ -97,7 +97,11 @@ impl Service {
         Ok(Picture::new(nodes, moment))
     }
 
-    async fn command(&self, name: String, arguments: Map<String, Value>) -> Result<Value, Problem> {
+    async fn command(
+        &self,
+        name: String,
+        arguments: Map<String, Value>,
+    ) -> Result<String, Problem> {
         let question = |answer| Question::Command {
             name,
             arguments,

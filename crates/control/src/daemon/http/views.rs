@@ -9,6 +9,7 @@ use vellum_export::accounting::{Accounting, Operation, OperationTotals};
 
 use super::picture::Picture;
 use crate::daemon::export::CountedExport;
+use crate::json_text::JsonText;
 use crate::nodes::NodeState;
 use crate::qmp;
 
@@ -21,59 +22,67 @@ pub(super) const OPERATIONS: [(Operation, &str); 4] = [
 ];
 
 /// All disks.
-pub(super) fn disks(picture: &Picture) -> Value {
-    picture
-        .disks()
-        .map(|disk| describe(picture, disk))
-        .collect()
+pub(super) fn disks(picture: &Picture) -> String {
+    let mut text = JsonText::dense();
+    text.begin('[');
+    for disk in picture.disks() {
+        describe(&mut text, picture, disk);
+    }
+    text.end(']');
+    text.into_text()
 }
 
 /// The disk of a name, if it is one.
-pub(super) fn disk(picture: &Picture, name: &str) -> Option<Value> {
+pub(super) fn disk(picture: &Picture, name: &str) -> Option<String> {
     let node = picture.nodes.get(name).filter(|node| !node.is_below)?;
-    Some(describe(picture, node))
+    let mut text = JsonText::dense();
+    describe(&mut text, picture, node);
+    Some(text.into_text())
 }
 
-fn describe(picture: &Picture, disk: &NodeState) -> Value {
-    let exports = picture.exports_of(&disk.name).map(|export| {
-        let mut described = json!({"id": export.id, "type": export.kind});
+fn describe(text: &mut JsonText, picture: &Picture, disk: &NodeState) {
+    text.begin('{').string_of("node-name", &disk.name);
+    text.string_of("driver", disk.driver);
+    text.number_of("size-bytes", disk.size_bytes);
+    text.key("read-only").switch(disk.read_only);
+    text.key("exports").begin('[');
+    for export in picture.exports_of(&disk.name) {
+        text.begin('{').string_of("id", &export.id);
+        text.string_of("type", export.kind);
         if let Some(name) = &export.name {
-            described["name"] = json!(name);
+            text.string_of("name", name);
         }
-        described
-    });
+        text.end('}');
+    }
+    text.end(']').key("layers").begin('[');
     let mut jobs: Vec<&str> = Vec::new();
     for layer in picture.layers(disk) {
         jobs.extend(layer.jobs.iter().map(String::as_str));
+        describe_layer(text, picture, layer);
     }
     jobs.sort_unstable();
     jobs.dedup();
-    json!({
-        "node-name": disk.name,
-        "driver": disk.driver,
-        "size-bytes": disk.size_bytes,
-        "read-only": disk.read_only,
-        "exports": exports.collect::<Vec<_>>(),
-        "layers": picture.layers(disk).map(|layer| describe_layer(picture, layer)).collect::<Vec<_>>(),
-        "jobs": jobs,
-        "stats": describe_stats(picture, disk),
-    })
+    text.end(']').key("jobs").begin('[');
+    for job in jobs {
+        text.string(job);
+    }
+    text.end(']');
+    describe_stats(text, picture, disk);
+    text.end('}');
 }
 
-fn describe_layer(picture: &Picture, layer: &NodeState) -> Value {
-    let mut described = json!({
-        "node-name": layer.name,
-        "driver": layer.driver,
-        "filename": layer.filename,
-        "size-bytes": layer.size_bytes,
-    });
+fn describe_layer(text: &mut JsonText, picture: &Picture, layer: &NodeState) {
+    text.begin('{').string_of("node-name", &layer.name);
+    text.string_of("driver", layer.driver);
+    text.string_of("filename", &layer.filename);
+    text.number_of("size-bytes", layer.size_bytes);
     if let Some(bytes) = picture.allocated_bytes(layer) {
-        described["allocated-bytes"] = json!(bytes);
+        text.number_of("allocated-bytes", bytes);
     }
     if let Some(bytes) = picture.file_bytes(layer) {
-        described["file-bytes"] = json!(bytes);
+        text.number_of("file-bytes", bytes);
     }
-    described
+    text.end('}');
 }
 
 /// What the clients of several exports have asked for.
@@ -97,72 +106,84 @@ fn in_flight<'a>(exports: impl Iterator<Item = &'a CountedExport>) -> u64 {
     accountings.map(Accounting::in_flight).sum()
 }
 
-fn describe_stats(picture: &Picture, disk: &NodeState) -> Value {
+fn describe_stats(text: &mut JsonText, picture: &Picture, disk: &NodeState) {
     let exports = picture.exports_of(&disk.name);
-    let mut stats = json!({});
+    text.key("stats").begin('{');
     for (operation, name) in OPERATIONS {
         let totals = sum(exports.clone(), operation);
-        stats[name] = json!({
-            "requests": totals.requests,
-            "bytes": totals.bytes,
-            "failed": totals.failed,
-            "time-ns": totals.time_ns,
-        });
+        text.key(name).begin('{');
+        text.number_of("requests", totals.requests);
+        text.number_of("bytes", totals.bytes);
+        text.number_of("failed", totals.failed);
+        text.number_of("time-ns", totals.time_ns).end('}');
     }
-    stats["in-flight"] = json!(in_flight(exports));
+    text.number_of("in-flight", in_flight(exports));
     if let Some(caches) = picture.caches_of(disk) {
         let all = [caches.l2, caches.refcount, caches.compressed];
-        stats["cache"] = json!({
-            "hits": all.iter().map(|cache| cache.hits).sum::<u64>(),
-            "misses": all.iter().map(|cache| cache.misses).sum::<u64>(),
-            "bytes": all.iter().map(|cache| cache.bytes).sum::<u64>(),
-        });
+        text.key("cache").begin('{');
+        text.number_of("hits", all.iter().map(|cache| cache.hits).sum());
+        text.number_of("misses", all.iter().map(|cache| cache.misses).sum());
+        text.number_of("bytes", all.iter().map(|cache| cache.bytes).sum());
+        text.end('}');
     }
-    stats
+    text.end('}');
 }
 
 /// What changes from second to second, as short as it can be told.
-pub(super) fn stats(picture: &Picture) -> Value {
+pub(super) fn stats(picture: &Picture) -> String {
     let moment = &picture.moment;
-    let jobs = moment.jobs.iter().map(|job| {
-        json!({
+    let mut text = JsonText::dense();
+    text.begin('{');
+    text.number_of("uptime-ns", moment.uptime.as_nanos() as u64);
+    text.key("disks").begin('[');
+    for disk in picture.disks() {
+        sample(&mut text, picture, disk);
+    }
+    text.end(']').key("jobs").begin('[');
+    for job in &moment.jobs {
+        let job = json!({
             "id": job.id,
             "type": job.kind,
             "status": job.status,
             "done-bytes": job.done_bytes,
             "total-bytes": job.total_bytes,
             "bytes-per-second": job.bytes_per_second,
-        })
-    });
-    json!({
-        "uptime-ns": moment.uptime.as_nanos() as u64,
-        "disks": picture.disks().map(|disk| sample(picture, disk)).collect::<Vec<_>>(),
-        "jobs": jobs.collect::<Vec<_>>(),
-    })
+        });
+        text.raw(&job.to_string());
+    }
+    text.end(']').end('}');
+    text.into_text()
 }
 
-fn sample(picture: &Picture, disk: &NodeState) -> Value {
+/// What operations are called in samples: how many, their bytes, and how long they took.
+const SAMPLED: [(&str, Option<&str>, Option<&str>); 4] = [
+    ("read-requests", Some("read-bytes"), Some("read-time-ns")),
+    ("write-requests", Some("write-bytes"), Some("write-time-ns")),
+    ("flush-requests", None, Some("flush-time-ns")),
+    ("discard-requests", Some("discard-bytes"), None),
+];
+
+fn sample(text: &mut JsonText, picture: &Picture, disk: &NodeState) {
     let exports = picture.exports_of(&disk.name);
-    let mut sample = json!({"node-name": disk.name});
+    text.begin('{').string_of("node-name", &disk.name);
     let mut failed = 0;
-    for (operation, name) in OPERATIONS {
+    for ((operation, _), (requests, bytes, time_ns)) in OPERATIONS.into_iter().zip(SAMPLED) {
         let totals = sum(exports.clone(), operation);
         failed += totals.failed;
-        sample[format!("{name}-requests")] = json!(totals.requests);
-        if operation != Operation::Flush {
-            sample[format!("{name}-bytes")] = json!(totals.bytes);
+        text.number_of(requests, totals.requests);
+        if let Some(key) = bytes {
+            text.number_of(key, totals.bytes);
         }
-        if operation != Operation::Discard {
-            sample[format!("{name}-time-ns")] = json!(totals.time_ns);
+        if let Some(key) = time_ns {
+            text.number_of(key, totals.time_ns);
         }
     }
     let caches = picture.caches_of(disk);
     let looks = caches.map_or((0, 0), |caches| (caches.l2.hits, caches.l2.misses));
-    sample["failed-requests"] = json!(failed);
-    sample["in-flight"] = json!(in_flight(exports));
-    sample["cache-hits"] = json!(looks.0);
-    sample["cache-misses"] = json!(looks.1);
-    sample
+    text.number_of("failed-requests", failed);
+    text.number_of("in-flight", in_flight(exports));
+    text.number_of("cache-hits", looks.0);
+    text.number_of("cache-misses", looks.1).end('}');
 }
 
 /// The program, and the file systems below the images.

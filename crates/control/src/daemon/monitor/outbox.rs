@@ -49,6 +49,18 @@ impl Outbox {
         }
     }
 
+    /// Puts an answer in that is a line already.
+    pub(super) fn answer_line(&self, line: String) {
+        if !self.given_up.get() {
+            self.put(line);
+        }
+    }
+
+    /// Whether values are written over several lines.
+    pub(super) fn is_pretty(&self) -> bool {
+        self.pretty
+    }
+
     /// Puts an event in.
     pub(super) fn push(&self, message: &Value) {
         if self.given_up.get() {

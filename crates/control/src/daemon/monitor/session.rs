@@ -141,11 +141,26 @@ impl Session {
     /// Carries a request out and answers it.
     async fn dispatch(&self, message: Value) {
         let (request, id) = Request::parse(message, self.oob.get());
-        let outcome = match request {
-            Ok(request) => self.carry_out(request).await,
-            Err(error) => Err(error),
-        };
-        self.outbox.answer(&qmp::answer(outcome, id));
+        match request {
+            Ok(request) if self.is_plain(&request) => {
+                let Request {
+                    command, arguments, ..
+                } = request;
+                let written = commands::write_out(&self.daemon, &command, arguments).await;
+                self.outbox.answer_line(qmp::line(written, id));
+            }
+            Ok(request) => {
+                let outcome = self.carry_out(request).await;
+                self.outbox.answer(&qmp::answer(outcome, id));
+            }
+            Err(error) => self.outbox.answer(&qmp::answer(Err(error), id)),
+        }
+    }
+
+    /// Whether the answer is that of a command as it is.
+    fn is_plain(&self, request: &Request) -> bool {
+        let is_own = request.command == "qmp_capabilities";
+        self.negotiated.get() && !request.out_of_band && !is_own && !self.outbox.is_pretty()
     }
 
     async fn carry_out(&self, request: Request) -> Outcome {

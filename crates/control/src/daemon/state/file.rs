@@ -126,9 +126,8 @@ fn sum(text: &str) -> String {
 ///
 /// # Errors
 /// What the system says; the old one is there then.
-pub(super) fn write(path: &Path, content: &Value) -> io::Result<()> {
-    let body = content.to_string();
-    let head = json!({MARK: VERSION, "sum": sum(&body)});
+pub(super) fn write(path: &Path, body: &str) -> io::Result<()> {
+    let head = json!({MARK: VERSION, "sum": sum(body)});
     let new = new_path(path);
     // Images have names that others need not know.
     match std::fs::remove_file(&new) {
@@ -138,11 +137,8 @@ pub(super) fn write(path: &Path, content: &Value) -> io::Result<()> {
         Err(error) => return Err(error),
     }
     let mut options = File::options();
-    let mut file = options
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&new)?;
+    let options = options.write(true).create_new(true);
+    let mut file = options.mode(0o600).open(&new)?;
     file.write_all(format!("{head}\n{body}\n").as_bytes())?;
     file.sync_all()?;
     std::fs::rename(&new, path)?;
@@ -226,7 +222,7 @@ mod tests {
                 .contains("leads nowhere")
         );
         let content = json!({"nodes": []});
-        write(&at("other/state"), &content).expect("room");
+        write(&at("other/state"), &content.to_string()).expect("room");
         for name in ["link", "further", "loop-a", "other/state", "other/../link"] {
             assert_eq!(real_path(&at(name)), Ok(at("other/state")), "{name}");
         }
@@ -234,7 +230,7 @@ mod tests {
 
         std::fs::write(at("precious"), "precious").expect("room");
         symlink(at("precious"), at("other/state.new")).expect("a link");
-        write(&at("other/state"), &content).expect("room");
+        write(&at("other/state"), &content.to_string()).expect("room");
         let kept = std::fs::read_to_string(at("precious")).expect("it is there");
         assert_eq!(kept, "precious");
         symlink(at("precious"), at("other/state.lock")).expect("a link");
@@ -270,10 +266,10 @@ mod tests {
         let path = folder.path().join("state");
         assert_eq!(read(&path), Ok(None));
         let content = json!({"nodes": [{"node-name": "a"}]});
-        write(&path, &content).expect("room");
+        write(&path, &content.to_string()).expect("room");
         assert_eq!(read(&path), Ok(Some(content.clone())));
-        write(&path, &json!({})).expect("room");
-        write(&path, &content).expect("room");
+        write(&path, "{}").expect("room");
+        write(&path, &content.to_string()).expect("room");
         assert_eq!(
             std::fs::read_dir(folder.path()).expect("a folder").count(),
             1

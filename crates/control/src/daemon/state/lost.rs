@@ -49,6 +49,18 @@ fn name_of(node: &Map<String, Value>) -> &str {
     name.unwrap_or_default()
 }
 
+/// Some chains, and those lost ones that are not among them.
+fn with_lost(mut known: Value, lost: &Chains) -> Value {
+    if let Some(all) = known.as_array_mut() {
+        for one in lost {
+            if !all.iter().any(|known| known["node-name"] == name_of(one)) {
+                all.push(Value::Object(one.clone()));
+            }
+        }
+    }
+    known
+}
+
 /// Whether a description has a node of a name in it.
 fn describes(described: &Value, name: &str) -> bool {
     match described {
@@ -61,6 +73,15 @@ fn describes(described: &Value, name: &str) -> bool {
 }
 
 impl Lost {
+    /// Whether nothing is.
+    pub(super) fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+            && self.below.is_empty()
+            && self.exports.is_empty()
+            && self.jobs.is_empty()
+            && self.config.is_empty()
+    }
+
     /// What of a state goes with nodes that are lost.
     pub(super) fn of(saved: &SavedState, names: &BTreeSet<String>) -> Lost {
         let exports = saved
@@ -229,18 +250,14 @@ impl Lost {
         }
     }
 
-    /// Adds what is kept of chains to what a file is to say.
-    pub(super) fn add_chains(&self, content: &mut Value) {
-        for (key, lost) in [("chains", &self.chains), ("chains-left", &self.chains_left)] {
-            let Some(all) = content[key].as_array_mut() else {
-                continue;
-            };
-            for one in lost {
-                if !all.iter().any(|known| known["node-name"] == name_of(one)) {
-                    all.push(Value::Object(one.clone()));
-                }
-            }
-        }
+    /// The chains that a file is to tell of, with those that are kept.
+    pub(super) fn with_chains(&self, known: Value) -> Value {
+        with_lost(known, &self.chains)
+    }
+
+    /// The same of those that are left alone.
+    pub(super) fn with_chains_left(&self, known: Value) -> Value {
+        with_lost(known, &self.chains_left)
     }
 
     /// The nodes that exports of some disks showed instead of these.

@@ -11,6 +11,7 @@
 //! - A client is told that something is done when the file has it.
 //! - Nothing is written before everything was brought back, nor while the daemon ends.
 
+mod content;
 mod file;
 mod lost;
 mod restore;
@@ -32,8 +33,11 @@ use super::config::Parts;
 use super::jobs::Jobs;
 use super::{Daemon, DaemonState};
 use crate::Nodes;
+use crate::nodes::DescriptionMemo;
 use crate::qmp::{Arguments, Failure, Outcome};
 use crate::throttle_groups;
+use content::Content;
+pub(super) use content::ExportPiece;
 use lost::Lost;
 pub use restore::SavedState;
 
@@ -79,13 +83,14 @@ const OF_NO_STATE: [&str; 21] = [
 struct Keeper {
     path: PathBuf,
     /// What the file has.
-    written: Mutex<Arc<Value>>,
+    written: Mutex<Arc<Content>>,
+    memo: Mutex<DescriptionMemo>,
     lost: Arc<Mutex<Lost>>,
 }
 
 impl Keeper {
     /// Has the file say what there is.
-    async fn write(&self, content: Value) -> vellum::Result<()> {
+    async fn write(&self, content: Content) -> vellum::Result<()> {
         if **self.written.lock() == content {
             return Ok(());
         }
@@ -95,7 +100,7 @@ impl Keeper {
         // A disk takes its time, and jobs and timers have none.
         std::thread::spawn(move || {
             // Who asked is there until it is answered.
-            let _ = sender.send(file::write(&path, &text));
+            let _ = sender.send(file::write(&path, &text.text()));
         });
         let why = match receiver.await {
             Ok(Ok(())) => {
@@ -118,19 +123,32 @@ impl Keeper {
         nodes: &Nodes,
         (from, to): (&str, &str),
     ) -> Pin<Box<dyn Future<Output = vellum::Result<()>> + Send>> {
-        let mut content = Value::clone(&self.written.lock());
-        content["nodes"] = described(nodes, Some((from, to)));
-        self.lost.lock().add_nodes(&mut content["nodes"], nodes);
-        for export in content["exports"].as_array_mut().into_iter().flatten() {
-            if export["node"] == from {
-                export["node"] = json!(to);
+        let mut content = Content::clone(&self.written.lock());
+        content.nodes = self.described(nodes, Some((from, to)));
+        for export in &mut content.exports {
+            if export.node == from {
+                export.node = to.to_owned();
             }
         }
         // Begun anew it would have what is older written over what users go on with.
-        if let Some(jobs) = content["jobs"].as_array_mut() {
-            jobs.retain(|job| job["arguments"]["device"] != from || !moves_users(job));
-        }
+        content
+            .jobs
+            .retain(|job| job["arguments"]["device"] != from || !moves_users(job));
         Box::pin(async move { self.write(content).await })
+    }
+}
+
+impl Keeper {
+    /// How to make the nodes, and those that are lost.
+    fn described(&self, nodes: &Nodes, led: Option<(&str, &str)>) -> String {
+        let text = nodes.descriptions_text(led, &mut self.memo.lock());
+        let lost = self.lost.lock();
+        if lost.is_empty() {
+            return text;
+        }
+        let mut described = serde_json::from_str(&text).unwrap_or_default();
+        lost.add_nodes(&mut described, nodes);
+        described.to_string()
     }
 }
 
@@ -138,11 +156,6 @@ impl Keeper {
 fn moves_users(job: &Value) -> bool {
     let command = job["command"].as_str().unwrap_or_default();
     command.ends_with("mirror") || command.ends_with("commit")
-}
-
-fn described(nodes: &Nodes, led: Option<(&str, &str)>) -> Value {
-    let all = nodes.descriptions(led).into_iter();
-    all.map(|(_, description)| description).collect()
 }
 
 /// What a daemon keeps for the file.
@@ -154,7 +167,7 @@ pub(super) struct Recorder {
     /// The commands of jobs, by id.
     jobs: RefCell<BTreeMap<String, Value>>,
     /// The parts that a configuration has made, and the nodes that they were to have.
-    config: RefCell<Map<String, Value>>,
+    config: RefCell<Arc<str>>,
     /// What is kept for the file that could not be brought back.
     lost: Arc<Mutex<Lost>>,
 }
@@ -200,28 +213,34 @@ impl Recorder {
         }
     }
 
-    /// What there is.
-    fn describe(&self, state: &DaemonState, jobs: &Jobs) -> Value {
+    /// What there is, but for chains.
+    fn describe(&self, keeper: &Keeper, state: &DaemonState, jobs: &Jobs) -> Content {
         let objects = self.objects.borrow();
         let objects = objects.iter().map(|(id, arguments)| {
-            let mut arguments = arguments.clone();
-            if let Ok(limits) = throttle_groups::get(id, throttle_groups::LIMITS) {
-                arguments = json!({"qom-type": throttle_groups::TYPE, "id": id, "limits": limits});
+            match throttle_groups::get(id, throttle_groups::LIMITS) {
+                Ok(limits) => {
+                    json!({"qom-type": throttle_groups::TYPE, "id": id, "limits": limits})
+                }
+                Err(_) => arguments.clone(),
             }
-            arguments
         });
-        let mut content = json!({
-            "objects": objects.collect::<Vec<_>>(),
-            "server": state.server_options(),
-            "nodes": described(&state.nodes, None),
-            "exports": state.exports.describe(&state.nodes),
-            "jobs": self.describe_jobs(jobs),
-            "config": *self.config.borrow(),
-        });
+        let content = Content {
+            objects: objects.collect::<Value>().to_string(),
+            server: json!(state.server_options()).to_string(),
+            nodes: keeper.described(&state.nodes, None),
+            exports: state.exports.describe(&state.nodes),
+            jobs: self.describe_jobs(jobs),
+            config: self.config.borrow().clone(),
+            chains: "[]".to_owned(),
+            chains_left: "[]".to_owned(),
+        };
         let lost = self.lost.lock();
-        lost.add_nodes(&mut content["nodes"], &state.nodes);
-        lost.add_others(&mut content);
-        content
+        if lost.is_empty() {
+            return content;
+        }
+        let mut value = content.to_value();
+        lost.add_others(&mut value);
+        Content::of_value(&value)
     }
 
     /// The jobs, as they have been told to go on since they began.
@@ -275,6 +294,7 @@ impl Daemon {
         let keeper = Arc::new(Keeper {
             path: saved.place().to_owned(),
             written: Mutex::default(),
+            memo: Mutex::default(),
             lost: self.state.lost.clone(),
         });
         self.state.keeper.replace(Some(keeper.clone()));
@@ -294,7 +314,9 @@ impl Daemon {
             let node = part.arguments.get("node-name").cloned();
             (part.key.to_string(), node.unwrap_or_default())
         });
-        self.state.config.replace(noted.collect());
+        let noted: Map<String, Value> = noted.collect();
+        let noted = Value::Object(noted).to_string();
+        self.state.config.replace(noted.into());
         self.write_state().await
     }
 
@@ -309,10 +331,11 @@ impl Daemon {
             // What ends is to come back.
             return Ok(());
         }
-        let mut content = self.state.describe(&parts, &self.jobs);
-        content["chains"] = self.chains.describe();
-        content["chains-left"] = self.chains.describe_left();
-        self.state.lost.lock().add_chains(&mut content);
+        let mut content = self.state.describe(&keeper, &parts, &self.jobs);
+        let lost = &self.state.lost;
+        let (chains, left) = (self.chains.describe(), self.chains.describe_left());
+        content.chains = lost.lock().with_chains(chains).to_string();
+        content.chains_left = lost.lock().with_chains_left(left).to_string();
         keeper.write(content).await
     }
 

@@ -1,0 +1,143 @@
+//! [`JsonText`]: long answers, written straight as text. A list of a thousand disks as values takes an
+//! allocation for each member, and several times the time.
+//!
+//! Invariant: what is written between `{` and `}`, or `[` and `]`, is separated by whoever begins the
+//! next part; nobody writes a comma.
+
+use crate::json;
+
+/// Text that is being written.
+#[derive(Debug)]
+pub(crate) struct JsonText {
+    text: String,
+    between: &'static str,
+    after_key: &'static str,
+}
+
+impl JsonText {
+    /// Without spaces.
+    pub(crate) fn dense() -> JsonText {
+        JsonText {
+            text: String::new(),
+            between: ",",
+            after_key: ":",
+        }
+    }
+
+    /// As QMP has it. The members of an object have to come in the order of [`json::compact`].
+    pub(crate) fn of_qmp() -> JsonText {
+        JsonText {
+            text: String::new(),
+            between: ", ",
+            after_key: ": ",
+        }
+    }
+
+    /// All that was written.
+    pub(crate) fn into_text(self) -> String {
+        self.text
+    }
+
+    /// Begins an object or a list; what comes next is in it.
+    pub(crate) fn begin(&mut self, bracket: char) -> &mut Self {
+        self.separate();
+        self.text.push(bracket);
+        self
+    }
+
+    /// Ends it.
+    pub(crate) fn end(&mut self, bracket: char) -> &mut Self {
+        self.text.push(bracket);
+        self
+    }
+
+    /// Begins a member; its value comes next.
+    pub(crate) fn key(&mut self, key: &str) -> &mut Self {
+        self.separate();
+        json::write_string(&mut self.text, key);
+        self.text.push_str(self.after_key);
+        self
+    }
+
+    pub(crate) fn string(&mut self, value: &str) -> &mut Self {
+        self.separate();
+        json::write_string(&mut self.text, value);
+        self
+    }
+
+    pub(crate) fn number(&mut self, value: u64) -> &mut Self {
+        self.separate();
+        let mut digits = [0_u8; 20];
+        let mut at = digits.len();
+        let mut rest = value;
+        loop {
+            at -= 1;
+            digits[at] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+            if rest == 0 {
+                break;
+            }
+        }
+        let digits = digits[at..].iter().map(|digit| char::from(*digit));
+        self.text.extend(digits);
+        self
+    }
+
+    pub(crate) fn switch(&mut self, value: bool) -> &mut Self {
+        self.raw(if value { "true" } else { "false" })
+    }
+
+    /// A value that is text already.
+    pub(crate) fn raw(&mut self, value: &str) -> &mut Self {
+        self.separate();
+        self.text.push_str(value);
+        self
+    }
+
+    /// A member that is a number.
+    pub(crate) fn number_of(&mut self, key: &str, value: u64) -> &mut Self {
+        self.key(key).number(value)
+    }
+
+    /// A member that is text.
+    pub(crate) fn string_of(&mut self, key: &str, value: &str) -> &mut Self {
+        self.key(key).string(value)
+    }
+
+    fn separate(&mut self) {
+        // Within strings no quote is at the end, so these are brackets, and what follows a key.
+        match self.text.as_bytes().last() {
+            None | Some(b'{' | b'[' | b':' | b' ') => {}
+            Some(_) => self.text.push_str(self.between),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_json() {
+        for mut text in [JsonText::dense(), JsonText::of_qmp()] {
+            text.begin('{').number_of("a", 0).number_of("b", u64::MAX);
+            text.key("c").begin('[').string("x: ").string("[");
+            text.begin('[')
+                .end(']')
+                .begin('{')
+                .end('}')
+                .switch(true)
+                .end(']');
+            text.string_of("d", "\"{\u{e4}\n")
+                .key("e")
+                .raw("null")
+                .end('}');
+            let told: Value = serde_json::from_str(&text.into_text()).expect("JSON");
+            let expected = json!({"a": 0, "b": u64::MAX, "c": ["x: ", "[", [], {}, true],
+                "d": "\"{\u{e4}\n", "e": null});
+            assert_eq!(told, expected);
+        }
+    }
+}
