@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 const BUCKETS: u32 = 512;
 
 /// The bucket that QEMU's dictionary keeps a key in.
-fn bucket(key: &str) -> u32 {
+pub(crate) fn bucket(key: &str) -> u32 {
     let start = 0x238f_13af_u32.wrapping_mul(key.len() as u32);
     let sum = key.bytes().enumerate().fold(start, |sum, (index, byte)| {
         sum.wrapping_add(u32::from(byte) << (index * 5 % 24))
@@ -28,6 +28,19 @@ pub fn ordered(object: &Map<String, Value>) -> Vec<(&str, &Value)> {
         .collect();
     members.sort_by_key(|(key, _)| bucket(key));
     members
+}
+
+/// A value that was read from text in QEMU's order, so that it is printed in that order once more: of
+/// the members of a bucket the last one comes first.
+pub(crate) fn as_added(value: Value) -> Value {
+    match value {
+        Value::Object(members) => {
+            let members = members.into_iter().rev();
+            Value::Object(members.map(|(key, one)| (key, as_added(one))).collect())
+        }
+        Value::Array(items) => items.into_iter().map(as_added).collect(),
+        other => other,
+    }
 }
 
 /// A value over several lines, indented by four spaces a level.

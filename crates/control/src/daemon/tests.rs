@@ -293,3 +293,45 @@ fn what_a_job_watches_is_not_written_past_it() {
         place.check_end(&["top", "mid", "base"]).await;
     });
 }
+
+/// Lists that are written straight as text have their members where QEMU has them.
+#[test]
+fn long_answers_are_in_the_order_of_qemu() {
+    block_on(async {
+        let place = Place::new().await;
+        let bitmap = json!({"node": "top", "name": "b"});
+        place.must("block-dirty-bitmap-add", bitmap).await;
+        for (command, arguments) in [
+            ("query-named-block-nodes", json!({})),
+            ("query-named-block-nodes", json!({"flat": true})),
+            ("query-blockstats", json!({})),
+            ("query-blockstats", json!({"query-nodes": true})),
+        ] {
+            let Value::Object(members) = arguments.clone() else {
+                panic!("{arguments} are no arguments");
+            };
+            let written = commands::write_out(&place.daemon, command, Arguments::new(members));
+            let written = written.await.expect(command);
+            let value = place.must(command, arguments).await;
+            assert_eq!(crate::json::compact(&value), written, "{command}");
+            check_order(&value);
+        }
+        let bitmap = json!({"node": "top", "name": "b"});
+        place.must("block-dirty-bitmap-remove", bitmap).await;
+        place.check_end(&["top", "mid", "base"]).await;
+    });
+}
+
+/// Checks that members are in the order of their buckets, the last one first.
+fn check_order(value: &Value) {
+    match value {
+        Value::Array(items) => items.iter().for_each(check_order),
+        Value::Object(members) => {
+            let buckets = members.keys().map(|key| crate::json::bucket(key));
+            let buckets: Vec<u32> = buckets.collect();
+            assert!(buckets.iter().rev().is_sorted(), "{members:?}");
+            members.values().for_each(check_order);
+        }
+        _ => {}
+    }
+}

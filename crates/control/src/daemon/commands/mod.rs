@@ -284,7 +284,9 @@ pub(super) async fn write_out(daemon: &Rc<Daemon>, name: &str, arguments: Argume
 
 /// What was written, as a value.
 fn read_back(written: Written) -> Outcome {
-    serde_json::from_str(&written?).map_err(|error| Failure::new(error.to_string()))
+    let value = serde_json::from_str(&written?);
+    let value = value.map_err(|error| Failure::new(error.to_string()))?;
+    Ok(json::as_added(value))
 }
 
 /// Whether there is a command of this name.
