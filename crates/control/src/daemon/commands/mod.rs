@@ -253,9 +253,10 @@ pub async fn carry_out(daemon: &Rc<Daemon>, name: &str, arguments: Arguments) ->
 }
 
 type Writing = Pin<Box<dyn Future<Output = Written>>>;
+type Writer = fn(Rc<Daemon>, Arguments) -> Writing;
 
 /// Commands whose answers are so long that they are written straight as text.
-const WRITERS: &[(&str, fn(Rc<Daemon>, Arguments) -> Writing)] = &[
+const WRITERS: &[(&str, Writer)] = &[
     ("query-blockstats", |d, a| {
         Box::pin(block_stats::write(d, a))
     }),
