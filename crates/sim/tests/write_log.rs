@@ -98,7 +98,7 @@ fn a_log_is_nobodys_only_once_the_bit_is_durably_gone() {
 /// A sync fails while a later write is still in the caches of the operating system: the guest reads that once the image
 /// is opened anew, and a flush must make it durable, although nothing was written since.
 #[test]
-fn the_first_flush_covers_what_was_written_before_the_image_was_opened() {
+fn a_flush_covers_what_was_written_before_the_image_was_opened() {
     let start = |op| Step::Start(op);
     let zeroes = Op::WriteZeroes {
         offset: 262_144,

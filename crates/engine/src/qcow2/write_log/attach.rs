@@ -353,6 +353,10 @@ pub(super) async fn use_log(
         old,
         cluster_bytes: image.geometry.cluster_size_bytes(),
     };
+    // Rule W1: what whoever had the image before has left in the caches of the operating system the guest reads, and
+    // no append makes it durable.
+    image.data.flush().await?;
+    image.file.flush().await?;
     let log = WriteLog::new(parts);
     log.begin().await?;
     let attached = image.write_log.set(Box::new(log));

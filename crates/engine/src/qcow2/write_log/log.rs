@@ -170,7 +170,7 @@ impl WriteLog {
             len_bytes,
             noting: Arc::default(),
             overlaps: Overlaps::default(),
-            pending: Mutex::new(Pending::unknown()),
+            pending: Mutex::default(),
             rounds: Coalescer::default(),
             live_bytes: live_bytes.clone(),
             state: Mutex::new(LogState {

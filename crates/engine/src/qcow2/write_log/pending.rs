@@ -70,15 +70,6 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// What whoever had the image before may have left in the caches of the operating system: the guest reads that,
-    /// and the first flush makes it durable, which an append does not.
-    pub(super) fn unknown() -> Pending {
-        Pending {
-            is_incomplete: true,
-            ..Pending::default()
-        }
-    }
-
     /// Adds a change, unless all of them would take more than `max_bytes`: then the next flush
     /// goes past the log.
     pub(super) fn note(&mut self, change: Change, max_bytes: u64) {
@@ -94,7 +85,10 @@ impl Pending {
 
     /// Something else was changed: the next flush goes past the log.
     pub(super) fn note_other(&mut self) {
-        *self = Pending::unknown();
+        *self = Pending {
+            is_incomplete: true,
+            ..Pending::default()
+        };
     }
 
     /// Nothing was changed.
