@@ -133,8 +133,12 @@ fn damage(found: &ScrubReport, left_bytes: u64) -> Error {
         false => "",
     };
     let ranges = left().count();
-    let message = format!(
+    let mut message = format!(
         "{left_bytes} bytes of the image's file, in {ranges} ranges{more}, have changed on disk; {place}"
     );
+    if found.may_be_newer {
+        message += "; another program may have written them (the file was modified since it was closed, or was not \
+                    closed), so none is repaired: 'vellum scrub --repair --force' does";
+    }
     Error::new(ErrorKind::Io, "scrub", message)
 }
