@@ -70,15 +70,14 @@ impl Nodes {
         join_all(devices.iter().map(|device| device.flush())).await;
     }
 
-    /// Waits until all that some nodes stand on has answered once, and what was written to them is durable: for
-    /// whoever will keep others waiting as long as these do not answer. What fails is told by what comes then, and
+    /// Waits until all that some nodes stand on has answered once: for whoever will keep others waiting as long as
+    /// these do not answer. What fails is told by what comes then, and
     /// so are nodes that are not there.
     pub(crate) async fn wait_for_answers(&self, names: &[String]) {
         for storage in self.lowest_below(names) {
             let probe = std::iter::once(Buffer::for_read(PROBE_BYTES));
             let _ = storage.read(0, probe.collect()).await;
         }
-        self.flush_all(names).await;
     }
 
     /// The storages that some nodes stand on, whatever is in between.
