@@ -4,6 +4,8 @@
 //! Invariant: what is written between `{` and `}`, or `[` and `]`, is separated by whoever begins the
 //! next part; nobody writes a comma.
 
+use std::fmt::Write;
+
 use crate::json;
 
 /// Text that is being written.
@@ -67,19 +69,8 @@ impl JsonText {
 
     pub(crate) fn number(&mut self, value: u64) -> &mut Self {
         self.separate();
-        let mut digits = [0_u8; 20];
-        let mut at = digits.len();
-        let mut rest = value;
-        loop {
-            at -= 1;
-            digits[at] = b'0' + (rest % 10) as u8;
-            rest /= 10;
-            if rest == 0 {
-                break;
-            }
-        }
-        let digits = digits[at..].iter().map(|digit| char::from(*digit));
-        self.text.extend(digits);
+        // Text takes all that is written.
+        let _ = write!(self.text, "{value}");
         self
     }
 

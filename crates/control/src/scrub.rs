@@ -6,9 +6,19 @@ use vellum::{Error, Result};
 use vellum_jobs::job::JobControl;
 use vellum_jobs::live::{CopyOutcome, in_steps};
 
+/// Which damaged bytes are written anew, of those that the backing file has too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Repairs {
+    /// None.
+    None,
+    /// Those that the disk has changed: none if another program may have written to the file.
+    Damage,
+    /// Also what another program may have written.
+    All,
+}
+
 /// Scrubs an image, which may be in use, at the speed that `control` says: of the bytes that are
-/// read, holes cost nothing. With `repairs` damaged bytes that the backing file has too are written
-/// anew, also those that another program may have written if `force` says so. `progress` is told how many bytes of the file are done, and of how many.
+/// read, holes cost nothing. `progress` is told how many bytes of the file are done, and of how many.
 ///
 /// `None`: it was cancelled. What has a checksum now keeps it.
 ///
@@ -16,12 +26,12 @@ use vellum_jobs::live::{CopyOutcome, in_steps};
 /// If the image has no checksums, or its file or theirs cannot be read or written.
 pub async fn scrub(
     image: &Qcow2,
-    (repairs, force): (bool, bool),
+    repairs: Repairs,
     control: &JobControl,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<Option<ScrubReport>> {
     let mut scrub = image.scrub()?;
-    if force {
+    if repairs == Repairs::All {
         scrub.assume_unmodified();
     }
     progress(0, scrub.total_bytes()?);
@@ -36,6 +46,6 @@ pub async fn scrub(
     };
     match in_steps(control, step).await? {
         CopyOutcome::GivenUp => Ok(None),
-        CopyOutcome::All => scrub.finish(repairs).await.map(Some),
+        CopyOutcome::All => scrub.finish(repairs != Repairs::None).await.map(Some),
     }
 }

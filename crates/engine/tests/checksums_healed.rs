@@ -90,14 +90,19 @@ impl Disk {
 
     /// Changes a byte of what the guest has at an offset.
     async fn damage(&self, image: &Qcow2, guest: u64) {
-        let extent = image.block_status(guest, 512, u32::MAX).await.unwrap();
-        let at = extent.host.expect("it is data").offset_bytes;
+        let at = host_of(image, guest).await;
         self.image.damage(at, &[0xaa]);
     }
 
     fn said(&self) -> Vec<String> {
         std::mem::take(&mut *self.said.lock())
     }
+}
+
+/// Where the image's file has what the guest has at an offset.
+async fn host_of(image: &Qcow2, guest: u64) -> u64 {
+    let extent = image.block_status(guest, 512, u32::MAX).await.unwrap();
+    extent.host.expect("it is data").offset_bytes
 }
 
 async fn write(image: &Qcow2, at: u64, len: usize, byte: u8) {
@@ -187,8 +192,7 @@ fn what_another_program_has_written_is_not_repaired() {
     block_on(async {
         let disk = Disk::new(16).await;
         let image = disk.open(true).await;
-        let extent = image.block_status(8192, 512, u32::MAX).await.unwrap();
-        let at = extent.host.unwrap().offset_bytes;
+        let at = host_of(&image, 8192).await;
         image.close().await.unwrap();
         let newer = one(Buffer::copy_of(&[9; 4096]));
         let written = disk.image.write(at, newer, WriteFlags::default());
@@ -223,8 +227,7 @@ fn a_scrub_after_a_crash_has_reads_repaired_again() {
     block_on(async {
         let disk = Disk::new(16).await;
         let image = disk.open(false).await;
-        let extent = image.block_status(8192, 512, u32::MAX).await.unwrap();
-        let at = extent.host.unwrap().offset_bytes;
+        let at = host_of(&image, 8192).await;
         drop(image);
         let image = disk.open(false).await;
         let report = scrub(&image, false, false).await;

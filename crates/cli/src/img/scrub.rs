@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use vellum::BlockDevice;
 use vellum::qcow2::AsQcow2;
 use vellum::qcow2::checksums::{DamagedRange, ScrubReport};
+use vellum_control::scrub::Repairs;
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, error_text, open_device, scrub};
 use vellum_io::lane;
 use vellum_jobs::job::JobControl;
@@ -135,8 +136,13 @@ async fn compare(
     };
     let control = JobControl::new();
     control.speed().set(arguments.rate_bytes.unwrap_or(0));
+    let repairs = match (arguments.repair, arguments.force) {
+        (false, _) => Repairs::None,
+        (true, false) => Repairs::Damage,
+        (true, true) => Repairs::All,
+    };
     let show = |done_bytes, total_bytes| progress.show(done_bytes, total_bytes);
-    let found = scrub::scrub(image, (arguments.repair, arguments.force), &control, show).await;
+    let found = scrub::scrub(image, repairs, &control, show).await;
     let found =
         found.map_err(|error| Failure::Message(format!("Scrub failed: {}", error_text(&error))))?;
     // Nobody gives it up.

@@ -86,6 +86,12 @@ fn what_is_missing_is_kept_and_comes_back_with_a_reload() {
     service.end();
 }
 
+/// The file, with limits above its disk.
+fn throttled() -> String {
+    CONFIG.replace("[[disk.export]]", "throttle = 't'\n[[disk.export]]")
+        + "[throttle.t]\niops-total = 100000\n"
+}
+
 /// Overlays over `a`, below limits of the file, and over `b`; and filters that stand on them, with exports.
 fn add_filters_over_overlays(client: &mut Client) {
     client.must("blockdev-snapshot-sync", snapshot("a-image", "over"));
@@ -109,11 +115,8 @@ fn add_filters_over_overlays(client: &mut Client) {
 #[test]
 fn filters_above_what_is_missing_are_kept_and_come_back() {
     let place = Place::new();
-    let config = CONFIG
-        .replace("[daemon]\n", "[daemon]\non-error = 'report'\n")
-        .replace("[[disk.export]]", "throttle = 't'\n[[disk.export]]")
-        + "[throttle.t]\niops-total = 100000\n\
-           [[disk]]\nname = 'd'\nimage = 'd'\nformat = 'qcow2'\n\
+    let config = throttled().replace("[daemon]\n", "[daemon]\non-error = 'report'\n")
+        + "[[disk]]\nname = 'd'\nimage = 'd'\nformat = 'qcow2'\n\
            [[disk.export]]\ntype = 'nbd'\nid = 'd'\nname = 'd'\nwritable = true\n";
     place.write("disks.toml", &config);
     let words = ["--config", "disks.toml", "--state", "state"];
@@ -180,10 +183,7 @@ fn filters_above_what_is_missing_are_kept_and_come_back() {
 #[test]
 fn a_filter_waits_for_all_that_it_stood_on() {
     let place = Place::new();
-    let config = CONFIG
-        .replace("[daemon]\n", "[daemon]\non-error = 'report'\n")
-        .replace("[[disk.export]]", "throttle = 't'\n[[disk.export]]")
-        + "[throttle.t]\niops-total = 100000\n";
+    let config = throttled().replace("[daemon]\n", "[daemon]\non-error = 'report'\n");
     place.write("disks.toml", &config);
     let words = ["--config", "disks.toml", "--state", "state"];
     let service = place.serve(&words);
@@ -370,8 +370,7 @@ fn a_state_file_is_one_whatever_leads_to_it() {
 #[test]
 fn an_overlay_under_a_throttle_is_shown_again_or_nothing_is() {
     let place = Place::new();
-    let throttled = CONFIG.replace("[[disk.export]]", "throttle = 't'\n[[disk.export]]")
-        + "[throttle.t]\niops-total = 100000\n";
+    let throttled = throttled();
     place.write("disks.toml", &throttled);
     let words = ["--config", "disks.toml", "--state", "state"];
     let service = place.serve(&words);

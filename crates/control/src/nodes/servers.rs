@@ -71,8 +71,7 @@ impl Nodes {
     }
 
     /// Waits until all that some nodes stand on has answered once: for whoever will keep others waiting as long as
-    /// these do not answer. What fails is told by what comes then, and
-    /// so are nodes that are not there.
+    /// these do not answer. What fails is told by what comes then, and so are nodes that are not there.
     pub(crate) async fn wait_for_answers(&self, names: &[String]) {
         for storage in self.lowest_below(names) {
             let probe = std::iter::once(Buffer::for_read(PROBE_BYTES));

@@ -245,11 +245,15 @@ pub async fn carry_out(daemon: &Rc<Daemon>, name: &str, arguments: Arguments) ->
             format!("The command {name} has not been found"),
         )),
     };
-    match &outcome {
+    trace_answer(name, &outcome);
+    outcome
+}
+
+fn trace_answer<T>(name: &str, answer: &Result<T, Failure>) {
+    match answer {
         Ok(_) => trace!(name: "monitor_qmp_respond", command = name),
         Err(failure) => trace!(name: "monitor_qmp_respond", command = name, error = failure.text),
     }
-    outcome
 }
 
 type Writing = Pin<Box<dyn Future<Output = Written>>>;
@@ -276,10 +280,7 @@ pub(super) async fn write_out(daemon: &Rc<Daemon>, name: &str, arguments: Argume
     };
     trace!(name: "handle_qmp_command", command = name, arguments = arguments.as_json());
     let written = write(daemon.clone(), arguments).await;
-    match &written {
-        Ok(_) => trace!(name: "monitor_qmp_respond", command = name),
-        Err(failure) => trace!(name: "monitor_qmp_respond", command = name, error = failure.text),
-    }
+    trace_answer(name, &written);
     written
 }
 

@@ -11,7 +11,7 @@ use vellum_jobs::live::CopyOutcome;
 
 use super::{Job, JobNodes, Work};
 use crate::nodes::Changes;
-use crate::scrub::scrub;
+use crate::scrub::{Repairs, scrub};
 
 /// What it is called, as a command and as a job.
 pub(in crate::daemon) const NAME: &str = "x-vellum-scrub";
@@ -75,8 +75,12 @@ impl Work for Scrub {
         let Some(image) = self.image.as_qcow2() else {
             return Ok(CopyOutcome::All);
         };
+        let repairs = match self.repairs {
+            true => Repairs::Damage,
+            false => Repairs::None,
+        };
         let progress = |done_bytes, total_bytes| job.set_progress(done_bytes, total_bytes);
-        let found = scrub(image, (self.repairs, false), &job.control, progress).await?;
+        let found = scrub(image, repairs, &job.control, progress).await?;
         let Some(found) = found else {
             return Ok(CopyOutcome::GivenUp);
         };

@@ -8,9 +8,9 @@
 //! - Shrinking first keeps requests out, waits for those that run, changes the
 //!   header, and only then gives up what lies beyond the new end. A crash in between
 //!   leaves that mapped: wasted space, not damage. Growing clears it.
-//! - A raw data file is cut, or zeroed where its size is fixed, before the header changes: what it holds beyond the end of the disk is the
-//!   disk's as soon as that grows (somebody may have made it longer first). After a crash in between the disk
-//!   has its old size, and zeroes where it was to end.
+//! - A raw data file is cut, or zeroed where its size is fixed, before the header changes: what it holds beyond
+//!   the end of the disk is the disk's as soon as that grows (somebody may have made it longer first). After a
+//!   crash in between the disk has its old size, and zeroes where it was to end.
 
 use std::ops::Range;
 use std::sync::Arc;
