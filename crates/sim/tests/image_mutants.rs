@@ -9,6 +9,7 @@ use vellum_storage::mutants::{self, Mutant};
 
 const STORIES: u64 = 400;
 const CUTS: u64 = 20;
+const CLUSTER: u64 = 4096;
 
 /// Takes a mend out, and demands that this is what makes one of these scenarios fail.
 fn killed(mutant: Mutant, scenarios: impl Fn(u64) -> Option<Scenario>) -> FailureKind {
@@ -68,12 +69,12 @@ fn breaking_the_rules_of_the_write_log() {
         Mutant::KeepRecordsLive,
         Mutant::GoAroundLive,
         Mutant::MarkLate,
-        Mutant::NameSuperblockEarly,
         Mutant::ReplayUnflushed,
     ] {
         killed(mutant, logged);
     }
     killed(Mutant::NoteBesideOthers, parts_beside_whole_clusters);
+    killed(Mutant::NameSuperblockEarly, appends_beside_moving_tails);
 }
 
 /// The rule of the checksums (FORMAT.md, section 7c) that each change relies on, broken.
@@ -86,10 +87,8 @@ fn breaking_the_rules_of_checksums() {
     killed(Mutant::OpenRegionsLate, summed);
 }
 
-/// Writes of parts of sectors beside compressed ones of their cluster, which are not noted, again
-/// and again.
-fn parts_beside_whole_clusters(seed: u64) -> Option<Scenario> {
-    const CLUSTER: u64 = 4096;
+/// A scenario of an image with a log in a file, of which only the seeds of a generated one are kept.
+fn of_a_logged_image(seed: u64, steps: Vec<Step>) -> Scenario {
     let mut scenario = generate::scenario(seed);
     scenario.image = ImageOptions {
         write_log: WriteLog::File,
@@ -97,8 +96,30 @@ fn parts_beside_whole_clusters(seed: u64) -> Option<Scenario> {
         ..ImageOptions::plain(64 * CLUSTER, 12)
     };
     (scenario.setup, scenario.preparations) = (Vec::new(), Vec::new());
-    let steps = &mut scenario.cycles[0].steps;
-    steps.clear();
+    scenario.cycles[0].steps = steps;
+    scenario
+}
+
+/// Flushes that fill a quarter of the log again and again, and others while its tail moves on.
+fn appends_beside_moving_tails(seed: u64) -> Option<Scenario> {
+    let write = |cluster: u64| {
+        Step::Start(Op::Write {
+            offset: cluster * CLUSTER,
+            len: 512,
+            fua: false,
+        })
+    };
+    let appended = |cluster| [write(cluster), Step::Start(Op::Flush), Step::Wait];
+    Some(of_a_logged_image(
+        seed,
+        (0..60).flat_map(appended).collect(),
+    ))
+}
+
+/// Writes of parts of sectors beside compressed ones of their cluster, which are not noted, again
+/// and again.
+fn parts_beside_whole_clusters(seed: u64) -> Option<Scenario> {
+    let mut steps = Vec::new();
     for cluster in 8..20 {
         let offset = cluster * CLUSTER;
         steps.extend([
@@ -122,5 +143,5 @@ fn parts_beside_whole_clusters(seed: u64) -> Option<Scenario> {
             }),
         ]);
     }
-    Some(scenario)
+    Some(of_a_logged_image(seed, steps))
 }

@@ -353,8 +353,8 @@ pub(super) async fn use_log(
         old,
         cluster_bytes: image.geometry.cluster_size_bytes(),
     };
-    // Rule W1: what whoever had the image before has left in the caches of the operating system the guest reads, and
-    // no append makes it durable.
+    // Rule W1: what whoever had the image before has left in the caches of the operating system the
+    // guest reads, and no append makes it durable.
     image.data.flush().await?;
     image.file.flush().await?;
     let log = WriteLog::new(parts);
