@@ -54,7 +54,7 @@ async fn write_padded(
 
 impl BlockDevice for Compressing {
     delegate!(
-        inner: info, size_bytes, read, flush, block_status, truncate, resize, clear, close,
+        inner: info, size_bytes, read, copy_up, flush, block_status, truncate, resize, clear, close,
         backing, storage, format_device, allocated_bytes,
     );
 

@@ -104,6 +104,11 @@ macro_rules! delegate {
             self.$($place)+.write_compressed(offset_bytes, buffer, flags)
         }
     };
+    (@ copy_up [$($place:tt)+]) => {
+        fn copy_up(&self, offset_bytes: u64, len_bytes: u64) -> $crate::Io<()> {
+            self.$($place)+.copy_up(offset_bytes, len_bytes)
+        }
+    };
     (@ discard [$($place:tt)+]) => {
         fn discard(&self, offset_bytes: u64, len_bytes: u64) -> $crate::Io<()> {
             self.$($place)+.discard(offset_bytes, len_bytes)

@@ -294,6 +294,20 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
         Io::ready(Err(error.target(self.info().name).at(offset_bytes)))
     }
 
+    /// Has the device hold what of a range shows through from its backing file, in whole clusters
+    /// around it: as zeroes where that is known to be zeroes. What others write meanwhile is not
+    /// undone, and no byte that can be read changes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where the format cannot do that, and nothing was done; otherwise
+    /// as [`BlockDevice::write`].
+    fn copy_up(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        let _ = len_bytes;
+        let message = "the format copies nothing up from a backing file";
+        let error = Error::new(ErrorKind::Unsupported, "copy up", message);
+        Io::ready(Err(error.target(self.info().name).at(offset_bytes)))
+    }
+
     /// Makes a range read as zeroes.
     ///
     /// # Errors

@@ -2,8 +2,8 @@
 
 use vellum_sim::cut::{PowerCut, SurvivingPart};
 use vellum_sim::scenario::{
-    Backing, Crash, DataFile, FaultRates, ImageOptions, Op, PowerCycle, Preparation, Scenario,
-    Step, WriteLog,
+    Backing, BitmapChange, Change, Crash, DataFile, FaultRates, ImageOptions, Op, PowerCycle,
+    Preparation, Scenario, Step, WriteLog,
 };
 use vellum_sim::storage::SimFileOptions;
 
@@ -151,6 +151,63 @@ fn a_flush_covers_what_was_written_before_the_image_was_opened() {
                 step: 90,
                 cut: PowerCut { kept: vec![] },
             }),
+        }],
+    };
+    vellum_sim::replay(&vellum_sim::engine(), &scenario).unwrap();
+}
+
+/// A barrier fails of a change of the image's bitmaps: no flush may succeed after that, though the guest has
+/// changed nothing since the last one.
+#[test]
+fn no_flush_succeeds_after_a_barrier_that_failed() {
+    let start = |op| Step::Start(op);
+    let odds = FaultRates {
+        requests: 49,
+        flushes: 6,
+        forgets: true,
+    };
+    let discard = Op::Discard {
+        offset: 262_144,
+        len: 65_536,
+    };
+    let compressed = Op::WriteCompressed {
+        offset: 262_144,
+        len: 262_144,
+        fua: false,
+    };
+    let scenario = Scenario {
+        image: ImageOptions {
+            write_log: WriteLog::Inside,
+            bitmap_bits: Some(9),
+            traits: SimFileOptions {
+                can_punch: true,
+                can_zero: true,
+                growable: true,
+                read_only: false,
+                can_clone: false,
+            },
+            ..ImageOptions::plain(1_310_720, 18)
+        },
+        setup: vec![compressed],
+        preparations: vec![],
+        cycles: vec![PowerCycle {
+            steps: vec![
+                Step::Snapshot(Change::Take),
+                Step::Fail {
+                    seed: 11_627_488_209_560_559_074,
+                    odds,
+                },
+                Step::Reopen,
+                Step::Compact,
+                start(discard),
+                Step::Wait,
+                start(Op::Flush),
+                Step::Bitmap(BitmapChange::Disable),
+                Step::Snapshot(Change::Apply(2)),
+                start(Op::Flush),
+            ],
+            schedule_seed: 17_022_794_860_374_317_933,
+            crash: None,
         }],
     };
     vellum_sim::replay(&vellum_sim::engine(), &scenario).unwrap();

@@ -1,8 +1,10 @@
 //! [`CopyOnRead`]: what is read from a backing file is written to the image, so
 //! that it is read from there the next time (`copy-on-read`).
 //!
-//! Invariant: what is copied never undoes a write: a copy holds the clusters it
-//! copies, and every changing request holds those that it touches.
+//! Invariant: what is copied never undoes a write. A qcow2 image sees to that itself
+//! ([`BlockDevice::copy_up`]), whoever writes to it. For other formats a copy holds the clusters it copies,
+//! and every changing request that comes this way those that it touches; what others write to such a
+//! device meanwhile may be undone.
 
 use crate::qcow2::AsQcow2;
 use std::ops::Range;
@@ -12,7 +14,9 @@ use vellum_io::spawn;
 use vellum_storage::{Event, EventListener};
 
 use crate::qcow2::Qcow2;
-use crate::{BlockDevice, Buffer, Io, RequestFlags, Result, ZeroRequest, delegate};
+use crate::{
+    BlockDevice, Buffer, ErrorKind, ExtentKind, Io, RequestFlags, Result, ZeroRequest, delegate,
+};
 use vellum_io::range_lock::{Mode, RangeLock};
 
 /// Copies are made in pieces of at most this size.
@@ -152,29 +156,37 @@ impl Core {
         while at < run.end {
             let below = self.device.block_status(at, run.end - at, u32::MAX).await?;
             let len_bytes = below.len_bytes.max(1);
-            let offset_bytes = at;
-            at += len_bytes;
             let within = |layers| below.kind.is_present() && below.depth <= layers;
-            if !self.layers.is_none_or(within) {
-                continue;
+            if self.layers.is_none_or(within) {
+                match self.device.copy_up(at, len_bytes).await {
+                    Err(error) if error.kind() == ErrorKind::Unsupported => {
+                        self.copy_over(at, len_bytes, below.kind).await?;
+                    }
+                    copied => copied?,
+                }
             }
-            if let Some(listener) = &self.listener {
-                listener.emit(Event::CorWrite).await;
-            }
-            if !below.kind.needs_reading() {
-                let request = ZeroRequest::default();
-                self.device
-                    .write_zeroes(offset_bytes, len_bytes, request)
-                    .await?;
-                continue;
-            }
-            let buffer = Buffer::for_read(len_bytes as usize);
-            let buffer = self.device.read(offset_bytes, buffer).await?;
-            self.device
-                .write(offset_bytes, buffer, RequestFlags::default())
-                .await?;
+            at += len_bytes;
         }
         Ok(())
+    }
+
+    /// Copies a run into a device that cannot do that itself.
+    async fn copy_over(&self, offset_bytes: u64, len_bytes: u64, kind: ExtentKind) -> Result<()> {
+        if let Some(listener) = &self.listener {
+            listener.emit(Event::CorWrite).await;
+        }
+        if !kind.needs_reading() {
+            let request = ZeroRequest::default();
+            let zeroed = self.device.write_zeroes(offset_bytes, len_bytes, request);
+            return zeroed.await;
+        }
+        let buffer = Buffer::for_read(len_bytes as usize);
+        let buffer = self.device.read(offset_bytes, buffer).await?;
+        let flags = RequestFlags::default();
+        self.device
+            .write(offset_bytes, buffer, flags)
+            .await
+            .map(drop)
     }
 
     /// Holds what a changing request touches.
@@ -227,6 +239,13 @@ impl BlockDevice for CopyOnRead {
         })
     }
 
+    fn copy_up(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        self.start(|core| async move {
+            let _held = core.changing(offset_bytes, len_bytes).await;
+            core.device.copy_up(offset_bytes, len_bytes).await
+        })
+    }
+
     fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
         self.start(|core| async move {
             let _held = core.changing(offset_bytes, len_bytes).await;
@@ -237,11 +256,13 @@ impl BlockDevice for CopyOnRead {
 
 #[cfg(test)]
 mod tests {
-    use vellum_io::lane::block_on;
+    use vellum_io::lane::{block_on, yield_now};
+    use vellum_io::sync::Event as GoAhead;
     use vellum_storage::MemStorage;
 
     use super::*;
     use crate::gate::DenyAll;
+    use crate::nodes::Link;
     use crate::qcow2::Backing;
     use crate::qcow2::OpenOptions;
     use crate::qcow2::create::{CreateOptions, create};
@@ -249,7 +270,10 @@ mod tests {
 
     async fn overlay() -> Arc<Qcow2> {
         let base = Arc::new(MemStorage::with_bytes(vec![7; 1 << 20]));
-        let base = Raw::open(base, RawOptions::default()).unwrap();
+        overlay_of(Raw::open(base, RawOptions::default()).unwrap()).await
+    }
+
+    async fn overlay_of(base: Arc<dyn BlockDevice>) -> Arc<Qcow2> {
         let storage = Arc::new(MemStorage::new());
         let options = CreateOptions {
             size_bytes: 2 << 20,
@@ -311,5 +335,56 @@ mod tests {
             let status = image.block_status(0, 1 << 20, 0).await.unwrap();
             assert!(status.kind.is_present());
         });
+    }
+
+    /// A base whose reads end when they are told to.
+    #[derive(Debug)]
+    struct Slow(Arc<dyn BlockDevice>, Arc<GoAhead>);
+    impl BlockDevice for Slow {
+        delegate!(
+            0: info, size_bytes, write, write_zeroes, discard, flush, block_status, truncate, close,
+        );
+        fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {
+            let (device, go) = (self.0.clone(), self.1.listen());
+            Io::task(spawn(async move {
+                go.await;
+                device.read(offset_bytes, buffer).await
+            }))
+        }
+    }
+
+    #[test]
+    fn what_others_write_to_the_image_while_it_is_copied_stays() {
+        for is_zero in [false, true] {
+            block_on(async {
+                let go = Arc::new(GoAhead::new());
+                let base = Arc::new(MemStorage::with_bytes(vec![7; 1 << 20]));
+                let base = Raw::open(base, RawOptions::default()).unwrap();
+                let image = overlay_of(Arc::new(Slow(base, go.clone()))).await;
+                let device = CopyOnRead::new(Link::new(image.clone()), None);
+                let read = device.read(0, Buffer::zeroed(512));
+                for _ in 0..100 {
+                    yield_now().await;
+                }
+                let changed = match is_zero {
+                    true => image.write_zeroes(0, 1 << 16, ZeroRequest::default()),
+                    false => {
+                        let ones = Buffer::copy_of(&[1; 1 << 16]);
+                        let write = image.write(0, ones, RequestFlags::default());
+                        Io::start(async move { write.await.map(drop) })
+                    }
+                };
+                let changed = spawn(changed);
+                for _ in 0..100 {
+                    yield_now().await;
+                    go.notify(usize::MAX);
+                }
+                read.await.unwrap();
+                changed.await.unwrap();
+                let shown = image.read(0, Buffer::zeroed(1 << 16)).await.unwrap();
+                let wanted = u8::from(!is_zero);
+                assert!(shown.iter().all(|&byte| byte == wanted), "{is_zero}");
+            });
+        }
     }
 }

@@ -28,6 +28,12 @@ impl BlockDevice for Filter {
         filtering: info, size_bytes, read, write, write_zeroes, discard, flush, truncate, resize,
         close, storage, allocated_bytes,
     );
+
+    /// Past the filter: no byte that passes it changes, and what is copied is read through it afterwards.
+    fn copy_up(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        self.below.copy_up(offset_bytes, len_bytes)
+    }
+
     fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
         // The filter may have something against the question.
         let asked = self

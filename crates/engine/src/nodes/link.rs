@@ -309,6 +309,10 @@ impl BlockDevice for Link {
         self.start(move |device| device.write_zeroes(offset_bytes, len_bytes, request))
     }
 
+    fn copy_up(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        self.start(move |device| device.copy_up(offset_bytes, len_bytes))
+    }
+
     fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
         self.start(move |device| device.discard(offset_bytes, len_bytes))
     }

@@ -127,7 +127,7 @@ impl RecordedDevice {
 
 impl BlockDevice for RecordedDevice {
     delegate!(
-        device: info, size_bytes, read, read_into, flush, block_status, close, backing, storage,
+        device: info, size_bytes, read, read_into, copy_up, flush, block_status, close, backing, storage,
         format_device, allocated_bytes,
     );
 

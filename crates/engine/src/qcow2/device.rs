@@ -348,6 +348,13 @@ impl BlockDevice for Qcow2 {
         })
     }
 
+    fn copy_up(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        if let Err(error) = self.image.check_range("copy up", offset_bytes, len_bytes) {
+            return Io::ready(Err(error));
+        }
+        self.request(move |image| async move { image.copy_up(offset_bytes, len_bytes).await })
+    }
+
     fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
         trace!(name: "qcow2_discard_start_req", offset = offset_bytes, bytes = len_bytes);
         if let Err(error) = self.image.check_range("discard", offset_bytes, len_bytes) {

@@ -20,6 +20,7 @@ use crate::qcow2::alloc::unwritten::UnwrittenSubclusters;
 use crate::qcow2::bitmap::state::BitmapState;
 use crate::qcow2::cache_budget::CacheShare;
 use crate::qcow2::checksums::pages::Checksums;
+use crate::qcow2::commit::barrier::BarrierFailure;
 use crate::qcow2::commit::epochs::Epochs;
 use crate::qcow2::commit::write_order::Commits;
 use crate::qcow2::compressed::read_state::CompressedReads;
@@ -143,6 +144,7 @@ pub(crate) struct Image {
     pub(crate) overlap: Arc<OverlapMap>,
     pub(crate) messages: Messages,
     pub(crate) fail_stop: FailStop,
+    pub(crate) barrier_failure: BarrierFailure,
     /// The changes that run, of which none runs beside a close.
     pub(crate) changes: Changes,
     /// What must happen once before the first change has happened.

@@ -25,7 +25,7 @@ use crate::qcow2::cache_budget::CacheShare;
 use crate::qcow2::check;
 use crate::qcow2::checksums;
 use crate::qcow2::checksums::pages::Checksums;
-use crate::qcow2::commit::barrier::Barriers;
+use crate::qcow2::commit::barrier::{BarrierFailure, Barriers};
 use crate::qcow2::compressed::compress::{Codec, CompressionOptions};
 use crate::qcow2::compressed::read_state::CompressedReads;
 use crate::qcow2::compressed::write_state::CompressedWrites;
@@ -100,8 +100,9 @@ pub(crate) async fn open(
     }
     let seal = SealedReads::open(&file, &header, &data.1, &options).await?;
     let backing = open_backing(&file, gate, &header, &options).await?;
-    let file = Barriers::around(file);
+    let (file, barrier_failure) = Barriers::around(file);
     let beside = Beside {
+        barrier_failure,
         backing,
         seal,
         checksums,
@@ -399,6 +400,7 @@ fn ahead(is_watched: bool, options: &OpenOptions) -> PreallocateAhead {
 
 /// What an image is opened with beside its own files.
 struct Beside {
+    barrier_failure: BarrierFailure,
     backing: Option<Arc<dyn BlockDevice>>,
     seal: Option<SealedReads>,
     checksums: Option<Arc<Checksums>>,
@@ -407,6 +409,7 @@ struct Beside {
 impl Beside {
     fn backing(backing: Option<Arc<dyn BlockDevice>>) -> Beside {
         Beside {
+            barrier_failure: BarrierFailure::default(),
             backing,
             seal: None,
             checksums: None,
@@ -501,6 +504,7 @@ async fn assemble(
         bitmaps: BitmapState::new(options.bitmap_step_bytes),
         commits: Default::default(),
         fail_stop: Default::default(),
+        barrier_failure: beside.barrier_failure,
         changes: Default::default(),
         prepared: AtomicBool::new(false),
         preparing: async_lock::Mutex::new(()),

@@ -14,10 +14,6 @@ use vellum_io::{Buffer, JoinHandle};
 use super::setup::{GuestDisk, Setup};
 use crate::failure::{Failure, FailureKind};
 
-/// Whether copy-on-read is among them. It undoes what others than its own users write to the image while it
-/// copies (seeds 5099, 5115, 5127, 1055, 1101, 1128, 1138 and 5167 with this set): to be set when that is mended.
-const COPIES_ON_READ: bool = false;
-
 /// Groups of limits are the process's, which plays many scenarios.
 static GROUPS: AtomicU64 = AtomicU64::new(0);
 
@@ -42,7 +38,7 @@ impl Filter {
         let name = format!("{}filter", disk.name);
         let mut node = json!({"driver": "copy-on-read", "node-name": name, "file": top});
         let mut group = None;
-        if setup.draw_apart(|rng| rng.chance(1, 2)) || !COPIES_ON_READ {
+        if setup.draw_apart(|rng| rng.chance(1, 2)) {
             let id = format!("g{}", GROUPS.fetch_add(1, Ordering::Relaxed));
             let iops = setup.draw_apart(|rng| *rng.pick(&[50, 400, 5000]));
             let limits = json!({"iops-total": iops});

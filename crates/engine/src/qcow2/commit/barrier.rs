@@ -7,7 +7,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use vellum_io::{Error, Io, spawn};
+use vellum_io::{Error, Io, Result, spawn};
 use vellum_storage::mutants::{self, Mutant};
 use vellum_storage::{Storage, delegate};
 
@@ -18,13 +18,23 @@ pub(crate) struct Barriers {
     failed: Arc<OnceLock<Error>>,
 }
 
+/// With what a barrier of the image file has failed, if one has.
+#[derive(Debug, Default)]
+pub(crate) struct BarrierFailure(Arc<OnceLock<Error>>);
+
+impl BarrierFailure {
+    /// Fails if a barrier has.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.0.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+}
+
 impl Barriers {
     /// `file`, opened anew.
-    pub(crate) fn around(file: Arc<dyn Storage>) -> Arc<dyn Storage> {
-        Arc::new(Barriers {
-            file,
-            failed: Arc::default(),
-        })
+    pub(crate) fn around(file: Arc<dyn Storage>) -> (Arc<dyn Storage>, BarrierFailure) {
+        let failed: Arc<OnceLock<Error>> = Arc::default();
+        let failure = BarrierFailure(failed.clone());
+        (Arc::new(Barriers { file, failed }), failure)
     }
 
     /// Makes a change, unless a barrier has failed.
@@ -89,16 +99,18 @@ mod tests {
             let faults = FaultStorage::new(Arc::new(MemStorage::new()));
             let matching = Matching::operation(Operation::Flush);
             faults.fail(matching, 1, Times::Once, errno);
-            let file = Barriers::around(faults.clone());
+            let (file, failure) = Barriers::around(faults.clone());
             block_on(async {
                 file.flush().await.expect("the first one is good");
+                failure.check().expect("none has failed");
                 assert_eq!(file.flush().await.unwrap_err().errno(), errno);
                 assert_eq!(file.flush().await.unwrap_err().errno(), errno);
+                assert_eq!(failure.check().unwrap_err().errno(), errno);
                 let buffers = Buffers::from_iter([Buffer::zeroed(512)]);
                 let written = file.write(0, buffers, WriteFlags::default()).await;
                 assert_eq!(written.unwrap_err().errno(), errno);
                 assert_eq!(file.truncate(4096).await.unwrap_err().errno(), errno);
-                let anew = Barriers::around(faults.clone());
+                let (anew, _) = Barriers::around(faults.clone());
                 anew.flush().await.expect("another opening");
             });
         }

@@ -64,7 +64,7 @@ impl Image {
     }
 
     /// The status of a run that this layer does not hold.
-    async fn status_below(
+    pub(crate) async fn status_below(
         &self,
         run: &MappingRun,
         host: Option<HostOffset>,

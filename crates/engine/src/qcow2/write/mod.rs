@@ -2,6 +2,7 @@
 //!
 //! | file | what it does |
 //! | --- | --- |
+//! | [`copy_up`] | what shows through from the backing file becomes the image's own (copy-on-read, stream) |
 //! | [`data`] | in place, or step by step: allocate, write data and what is copied in one go, link |
 //! | [`guest_data`] | guest data on its way to and from its place, encrypted or not |
 //! | [`guest_memory`] | in place, straight from a guest's memory |
@@ -14,6 +15,7 @@
 //! ([`range_lock`](vellum_io::range_lock)); an entry is linked only once the data that it leads to has
 //! been written.
 
+pub(crate) mod copy_up;
 pub(crate) mod data;
 pub(crate) mod guest_data;
 pub(crate) mod guest_memory;

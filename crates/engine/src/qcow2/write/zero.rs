@@ -25,7 +25,7 @@ const ZERO_WRITE_BYTES: u64 = 1 << 20;
 
 /// Whether the mapping could express what was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+pub(super) enum Outcome {
     Done,
     Impossible,
 }
@@ -113,7 +113,7 @@ impl Image {
     }
 
     /// Zeroes a range by the mapping alone; the caller holds it.
-    async fn zero_held(
+    pub(super) async fn zero_held(
         self: &Arc<Self>,
         range: Range<u64>,
         may_unmap: bool,

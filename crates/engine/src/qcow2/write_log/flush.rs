@@ -41,7 +41,8 @@ impl Image {
         let taken = Taken::from(log);
         let pending = &taken.pending;
         if pending.is_empty() {
-            return taken.end(Ok(()));
+            // Rule 11: no flush succeeds after a barrier that failed, whoever asked for that.
+            return taken.end(self.barrier_failure.check());
         }
         if log.goes_around(pending) {
             let synced = self.sync_in_place().await;

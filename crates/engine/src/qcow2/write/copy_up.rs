@@ -1,0 +1,85 @@
+//! What shows through from the backing file becomes the image's own, with the same bytes: copy-on-read,
+//! and a stream.
+//!
+//! Invariant: whether the image holds a cluster is looked up, and what is read from below is linked,
+//! under one exclusive hold of it. So a copy never undoes a write, whoever makes that.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use vellum_format::types::GuestOffset;
+use vellum_io::Result;
+use vellum_io::range_lock::Mode;
+use vellum_storage::Event;
+
+use super::plan;
+use super::zero::Outcome;
+use crate::qcow2::commit::write_order::WriteOrder;
+use crate::qcow2::image::Image;
+use crate::qcow2::mapping::lookup::RunKind;
+
+/// What is copied at a time, in whole clusters.
+const MAX_COPY_BYTES: u64 = 1 << 20;
+
+impl Image {
+    /// Takes over what the backing file shows of the clusters around a range; the range was checked.
+    pub(crate) async fn copy_up(self: &Arc<Self>, offset_bytes: u64, len_bytes: u64) -> Result<()> {
+        self.begin_change("copy up").await?;
+        let cluster = self.geometry.cluster_size_bytes();
+        let end = (offset_bytes + len_bytes).next_multiple_of(cluster);
+        let mut at = self.geometry.cluster_start(offset_bytes);
+        loop {
+            let end = end.min(self.size_bytes());
+            if at >= end {
+                return Ok(());
+            }
+            let stop = end.min(at + MAX_COPY_BYTES.max(cluster));
+            at = self.copy_first_run(at..stop).await?;
+        }
+    }
+
+    /// Copies the first of the runs of a range, unless the image holds it. Tells where it ends.
+    async fn copy_first_run(self: &Arc<Self>, range: Range<u64>) -> Result<u64> {
+        let table_bytes = self.geometry.bytes_per_l2_table();
+        let table_end = (range.start / table_bytes + 1).saturating_mul(table_bytes);
+        let range = range.start..range.end.min(table_end);
+        // The guest's bytes stay as they are, so no bitmap gets to know of it.
+        let _exclusive = self.lock_clusters(range.clone(), Mode::Exclusive).await?;
+        self.write_back_locked_range(range.clone()).await?;
+        let start = range.start;
+        let run = self
+            .first_run(GuestOffset(start), range.end - start)
+            .await?;
+        let RunKind::Unallocated { host } = run.kind else {
+            return Ok(start + run.len_bytes);
+        };
+        let shown = self.status_below(&run, host, u32::MAX).await?;
+        let range = start..start + shown.len_bytes;
+        self.emit(Event::CorWrite).await;
+        if shown.kind.is_zero()
+            && self.zero_held(range.clone(), false, false).await? == Outcome::Done
+        {
+            return Ok(range.end);
+        }
+        let end = self.copy_held(range).await?;
+        self.relieve_l2_cache().await?;
+        Ok(end)
+    }
+
+    /// Copies the first clusters of a range, which the caller holds. Tells where they end.
+    async fn copy_held(self: &Arc<Self>, Range { start, end }: Range<u64>) -> Result<u64> {
+        self.ensure_l2_table(GuestOffset(start)).await?;
+        let mappings = self.mappings(start, end).await?;
+        let step = plan::first_step(&self.geometry, &mappings);
+        let after = self.end_of_data_before(self.geometry.cluster_start(start));
+        let placed = self.place_step(&step, mappings, start..end, after).await?;
+        let written = match self.read_old(start, placed.end - start).await {
+            Ok(piece) => self.write_placed(&placed, piece).await.map(drop),
+            Err(error) => Err(error),
+        };
+        self.free_unless(written.is_ok(), placed.allocation).await;
+        written?;
+        self.link(&placed, WriteOrder::AfterBarrier).await?;
+        Ok(placed.end)
+    }
+}
