@@ -202,6 +202,59 @@ fn a_crash_leaves_bitmaps_that_are_known_to_be_kept() {
     });
 }
 
+/// A bitmap whose table is longer than the disk asks for: its bits may have been meant for another
+/// granularity.
+#[test]
+fn a_bitmap_with_a_table_for_another_disk_is_never_trusted() {
+    lane::block_on(async {
+        let file = new_image(64 * MIB, 64 * KIB).await;
+        let image = open_image(file.clone()).await;
+        for name in ["sound", "long", "still"] {
+            let options = every(4096).disabled(name == "still");
+            image.bitmaps().add(name, options).await.expect("added");
+        }
+        image.close().await.expect("closed");
+        let mut bytes = file.snapshot();
+        for name in ["long", "still"] {
+            let at = bytes
+                .windows(name.len())
+                .rposition(|found| found == name.as_bytes());
+            let entry = at.expect("in the directory") - 24;
+            assert_eq!(bytes[entry + 8..entry + 12], [0, 0, 0, 1]);
+            bytes[entry + 11] = 2;
+        }
+        let trusted = |infos: Vec<BitmapInfo>| {
+            infos
+                .into_iter()
+                .filter(|info| info.consistent)
+                .map(|info| info.name)
+                .collect::<Vec<_>>()
+        };
+        let file = memory(bytes);
+        assert_eq!(trusted(infos(file.clone()).await), ["sound"]);
+        let image = open_image(file.clone()).await;
+        write(&image, MIB, 512).await;
+        assert!(image.bitmaps().read("long").await.is_err());
+        let crashed = memory(file.snapshot());
+        assert_eq!(trusted(infos(crashed.clone()).await), ["sound"]);
+        let again = open_image(crashed.clone()).await;
+        assert_eq!(ranges(&again, "sound").await, [MIB..MIB + 4096]);
+        write(&again, 2 * MIB, 512).await;
+        again.close().await.expect("closed");
+        assert_eq!(trusted(infos(crashed.clone()).await), ["sound"]);
+        image.close().await.expect("closed");
+        assert_eq!(trusted(infos(file.clone()).await), ["sound"]);
+        // It can be removed, and the others are as they were.
+        let image = open_image(file.clone()).await;
+        for name in ["long", "still"] {
+            image.bitmaps().remove(name).await.expect("removed");
+        }
+        assert_eq!(ranges(&image, "sound").await, [MIB..MIB + 4096]);
+        image.close().await.expect("closed");
+        expect_sound(file, false).await;
+    });
+}
+
 /// Nobody may have heard of a backup when the program dies.
 #[test]
 fn a_crash_after_a_backup_leaves_dirty_what_was_before_it() {

@@ -47,6 +47,13 @@ impl BitmapDirectoryEntry {
         bits.div_ceil(8).div_ceil(geometry.cluster_size_bytes())
     }
 
+    /// Whether the table has as many entries as a disk of `guest_size_bytes` asks for (I34).
+    pub fn fits(&self, guest_size_bytes: u64, geometry: &Geometry) -> bool {
+        let needed = Self::table_entries_for(guest_size_bytes, self.granularity_bits, geometry);
+        // Of a disk without bytes the table has an entry all the same.
+        u64::from(self.table_entries) == needed.max(1)
+    }
+
     /// Decodes the entry at the start of `raw` and says how many bytes it has,
     /// with its padding.
     fn decode(raw: &[u8]) -> Option<(RawEntry, usize)> {

@@ -3,6 +3,9 @@
 //! The autoclear bit for crash-consistent bitmaps says: only programs that know it have changed the
 //! image since, so bitmaps in use are crash-consistent. A bitmap that was in use before the
 //! bit was set stays lost; the tables of such bitmaps are listed in an extension.
+//!
+//! Nor is a bitmap trusted that is not in use and has a longer table than its disk asks for: its
+//! granularity or the disk's size may be damaged, and every bit may tell of something else.
 
 use vellum_format::bitmap::{BitmapDirectoryEntry, BitmapFlags};
 use vellum_format::extension::{Extension, kind};
@@ -15,7 +18,7 @@ use crate::qcow2::image::Image;
 /// Whether the content of a bitmap may be used.
 pub(crate) fn is_consistent(header: &Header, entry: &BitmapDirectoryEntry) -> bool {
     if !entry.flags.contains(BitmapFlags::IN_USE) {
-        return true;
+        return entry.fits(header.guest_size_bytes(), &header.geometry());
     }
     let listed = lost(header).chunks_exact(8).any(|table| {
         let table: [u8; 8] = table.try_into().unwrap_or_default();
@@ -45,13 +48,14 @@ fn lost(header: &Header) -> &[u8] {
     found.unwrap_or_default()
 }
 
-/// Lists those of `entries` that are in use and cannot be trusted, with what the header
+/// Lists those of `entries` that cannot be trusted while they are in use, with what the header
 /// said until now about it.
-pub(super) fn list_lost(header: &Header, entries: &[BitmapDirectoryEntry]) -> Option<Extension> {
-    let in_use = |entry: &&BitmapDirectoryEntry| entry.flags.contains(BitmapFlags::IN_USE);
+pub(in crate::qcow2) fn list_lost(
+    header: &Header,
+    entries: &[BitmapDirectoryEntry],
+) -> Option<Extension> {
     let tables: Vec<u8> = entries
         .iter()
-        .filter(in_use)
         .filter(|entry| !is_consistent(header, entry))
         .flat_map(|entry| entry.table_offset.bytes().to_be_bytes())
         .collect();
@@ -61,7 +65,8 @@ pub(super) fn list_lost(header: &Header, entries: &[BitmapDirectoryEntry]) -> Op
     })
 }
 
-fn set_lost(header: &mut Header, list: Option<Extension>) {
+/// Has the header list the bitmaps that are not to be trusted.
+pub(in crate::qcow2) fn set_lost(header: &mut Header, list: Option<Extension>) {
     header.remove_extension(kind::LOST_BITMAPS);
     header.extensions.extend(list);
 }

@@ -49,5 +49,6 @@ mod view;
 
 pub use api::{BitmapOptions, Bitmaps, DirtyBitmap};
 pub(crate) use crash_consistent::is_consistent;
+pub(in crate::qcow2) use crash_consistent::{list_lost, set_lost};
 pub use memory::MemoryBitmap;
 pub use view::BitmapView;

@@ -1,9 +1,11 @@
 //! Persistent bitmaps: their clusters are counted. A repair gives up all of them if
 //! anything that leads to one is broken, for nobody could open the image then; the
-//! guest's data does not depend on them.
+//! guest's data does not depend on them. A bitmap whose table has more entries than the disk
+//! asks for is marked as in use, so that nobody relies on its bits; the others are kept.
 
 use vellum_format::bitmap::{
-    BitmapCluster, BitmapDirectoryEntry, BitmapTableEntry, BitmapsExtension,
+    BitmapCluster, BitmapDirectoryEntry, BitmapFlags, BitmapTableEntry, BitmapsExtension,
+    encode_directory,
 };
 use vellum_format::features::Autoclear;
 use vellum_format::header::field;
@@ -12,7 +14,10 @@ use super::Findings;
 use super::source::Image;
 use super::tables;
 use super::walk::Walk;
+use crate::qcow2::bitmap::{list_lost, set_lost};
 use crate::qcow2::header::load;
+use crate::qcow2::header::rewrite::rewrite_header;
+use crate::qcow2::integrity::errors::bad_format;
 use crate::{Buffer, Error, ErrorKind, Result};
 
 const EINVAL: i32 = 22;
@@ -37,8 +42,31 @@ pub(super) async fn walk(image: &Image, walk: &mut Walk<'_>) -> Result<()> {
     for bitmap in &bitmaps {
         walk.add_area(bitmap.table_offset.0, u64::from(bitmap.table_entries) * 8);
         count_clusters(image, walk, bitmap).await?;
+        if is_too_long(image, bitmap) {
+            walk.findings()
+                .corruption(|| format!("ERROR {}", too_long(image, bitmap)));
+        }
     }
     Ok(())
+}
+
+/// Whether a bitmap that claims to be right has another table than the disk asks for: one that is
+/// too short is refused as the directory is read. QEMU does not open the image.
+fn is_too_long(image: &Image, bitmap: &BitmapDirectoryEntry) -> bool {
+    let in_use = bitmap.flags.contains(BitmapFlags::IN_USE);
+    !in_use && !bitmap.fits(image.header.guest_size_bytes(), &image.geometry)
+}
+
+fn too_long(image: &Image, bitmap: &BitmapDirectoryEntry) -> String {
+    let size_bytes = image.header.guest_size_bytes();
+    let bits = bitmap.granularity_bits;
+    let needed = BitmapDirectoryEntry::table_entries_for(size_bytes, bits, &image.geometry);
+    format!(
+        "bitmap '{}' has a table of {} entries, where the disk asks for {}",
+        bitmap.name_text(),
+        bitmap.table_entries,
+        needed.max(1)
+    )
 }
 
 async fn count_clusters(
@@ -97,12 +125,52 @@ pub(super) async fn give_up_broken(image: &mut Image, findings: &mut Findings) -
         return Ok(());
     };
     let Some(message) = find_fault(image, extension).await? else {
-        return Ok(());
+        return distrust_too_long(image, extension, findings).await;
     };
     findings.corruption_or_repair(true, || format!("{message}; all bitmaps are given up"));
     let kept = image.header.autoclear.without(Autoclear::BITMAPS);
     let bytes = Buffer::copy_of(&kept.bits().to_be_bytes());
     image.write(field::AUTOCLEAR_FEATURES as u64, bytes).await?;
+    image.flush().await?;
+    image.reload().await
+}
+
+/// Marks bitmaps with too long a table as in use, so that nobody takes what they call clean for
+/// unchanged; durable when it returns. The directory and all tables can be read.
+async fn distrust_too_long(
+    image: &mut Image,
+    extension: BitmapsExtension,
+    findings: &mut Findings,
+) -> Result<()> {
+    let mut entries = load::bitmaps(&image.storage, &image.header, extension).await?;
+    if !entries.iter().any(|entry| is_too_long(image, entry)) {
+        return Ok(());
+    }
+    let listed = list_lost(&image.header, &entries);
+    for entry in &mut entries {
+        if is_too_long(image, entry) {
+            findings.corruption_or_repair(true, || {
+                format!("{}; it is marked as in use", too_long(image, entry))
+            });
+            entry.flags = entry.flags.with(BitmapFlags::IN_USE);
+        }
+    }
+    let header = &image.header;
+    if header
+        .autoclear
+        .contains(Autoclear::CRASH_CONSISTENT_BITMAPS)
+    {
+        // Before the flags: those in use are to be trusted unless they are listed (I43).
+        rewrite_header(&image.storage, |header| {
+            set_lost(header, listed);
+            Ok(())
+        })
+        .await?;
+    }
+    let bytes = encode_directory(&entries, &image.geometry, header.guest_size_bytes())
+        .map_err(|error| bad_format("check", &error).target(image.storage.name()))?;
+    let at = extension.directory_offset.0;
+    image.write(at, Buffer::copy_of(&bytes)).await?;
     image.flush().await?;
     image.reload().await
 }
