@@ -217,13 +217,14 @@ impl Header {
         self.backing_file.as_deref().map(String::from_utf8_lossy)
     }
 
-    /// Name of the backing file's format, if the image says one.
+    /// Name of the backing file's format, if the image says one. An empty name says none, as to QEMU.
     pub fn backing_format(&self) -> Option<Cow<'_, str>> {
         self.last(|extension| match extension {
-            Extension::BackingFormat(name) => Some(name),
+            Extension::BackingFormat(name) => Some(bytes::until_nul(name)),
             _ => None,
         })
-        .map(|name| String::from_utf8_lossy(bytes::until_nul(name)))
+        .filter(|name| !name.is_empty())
+        .map(String::from_utf8_lossy)
     }
 
     /// Name of the external data file, if the image says one.

@@ -171,3 +171,35 @@ fn options_change_how_the_named_backing_file_is_opened() {
         twins.same_words(&["map", "--output=json", &name]);
     }
 }
+
+/// Some writers leave the extension there and its name empty, of length zero or all NULs. It says nothing then.
+#[test]
+fn an_empty_name_of_a_format_is_none() {
+    let twins = Twins::new(BASE);
+    twins.all_same(&[
+        "create -f qcow2 -b base -F qcow2 none",
+        "create -f qcow2 -b base -F qcow2 nuls",
+        "create -f qcow2 -b plain -F raw raw",
+    ]);
+    for (name, is_short) in [("none", true), ("nuls", false), ("raw", true)] {
+        for path in [twins.ours(name), twins.theirs(name)] {
+            let mut bytes = std::fs::read(&path).expect("the image");
+            let kind = 0xe279_2acau32.to_be_bytes();
+            let found = bytes.windows(4).position(|found| found == kind);
+            let at = found.expect("a format") + 4;
+            match is_short {
+                // What was padding is an extension that nobody knows, of length zero.
+                true => bytes[at..at + 12].copy_from_slice(&[0, 0, 0, 0, 9, 9, 9, 9, 0, 0, 0, 0]),
+                false => bytes[at + 4..at + 12].fill(0),
+            }
+            std::fs::write(&path, bytes).expect("written");
+        }
+        twins.same(&format!("info --backing-chain {name}"));
+        twins.same(&format!("info --output=json {name}"));
+        twins.same(&format!("map --output=json {name}"));
+        twins.same(&format!("check {name}"));
+        twins.same(&format!("convert -O raw {name} out"));
+        twins.same(&format!("rebase -u -b base -F qcow2 {name}"));
+        twins.same(&format!("info {name}"));
+    }
+}
