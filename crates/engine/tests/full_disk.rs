@@ -11,9 +11,9 @@ use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{CacheOptions, OpenOptions, PreallocateAhead, Qcow2};
-use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags, Storage, ZeroRequest};
+use vellum::{BlockDevice, Buffer, ErrorKind, Preallocation, RequestFlags, Storage, ZeroRequest};
 use vellum_storage::MemStorage;
-use vellum_storage::wrap::FaultStorage;
+use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
 
 const CLUSTER_BYTES: u64 = 512;
 const BLOCKS: u64 = 4000;
@@ -117,5 +117,67 @@ async fn scenario(seed: u64) {
 fn nothing_is_leaked_for_want_of_room() {
     for seed in 0..60 {
         run(scenario(seed));
+    }
+}
+
+/// An image that cannot grow as it was asked to has its old size, and nothing was taken for the new one.
+async fn resize_scenario(seed: u64) {
+    let mut random = Random::new(seed);
+    let memory: Arc<dyn Storage> = Arc::new(MemStorage::new());
+    let old_bytes = 40 * CLUSTER_BYTES;
+    let options = CreateOptions::default()
+        .size_bytes(old_bytes)
+        .cluster_size_bytes(CLUSTER_BYTES)
+        .refcount_bits(16 << random.below(3));
+    create(memory.clone(), None, &options).await.unwrap();
+    let file = FaultStorage::new(memory.clone());
+    let cache = CacheOptions::default().l2_cache_size_bytes(Some(2048));
+    let options = OpenOptions::default().cache(cache);
+    let opened = Qcow2::open(file.clone(), Arc::new(DenyAll), options).await;
+    let image = opened.unwrap();
+    for _ in 0..20 {
+        let mut buffer = Buffer::zeroed(CLUSTER_BYTES as usize);
+        buffer.fill(7);
+        let offset = random.below(40) * CLUSTER_BYTES;
+        let written = image.write(offset, buffer, RequestFlags::default());
+        drop(written.await.unwrap());
+    }
+    for _ in 0..20 {
+        let before = image.size_bytes();
+        let pass = random.below(30) as usize;
+        let operation = [Operation::Write, Operation::Truncate][(random.below(9) / 8) as usize];
+        // What has its room already may fail once, but for the header: an image of which that cannot be
+        // written is given up.
+        let (from, times) = match random.below(2) {
+            0 => (memory.len_bytes().unwrap(), Times::Always),
+            _ => (CLUSTER_BYTES, Times::Once),
+        };
+        let behind = Matching::operation(operation).touching(from..u64::MAX);
+        file.fail(behind, pass, times, 28);
+        let bytes = before + (1 + random.below(400)) * CLUSTER_BYTES;
+        let grown = image.resize(bytes, Preallocation::Metadata).await;
+        let failed = grown.is_err();
+        let size_bytes = if failed { before } else { bytes };
+        assert_eq!(image.size_bytes(), size_bytes);
+        file.heal();
+        if failed {
+            break;
+        }
+    }
+    image.close().await.unwrap();
+    let options = CheckOptions::default()
+        .on_finding(Some(Arc::new(|finding| println!("{}", finding.message))));
+    let report = check(memory, &options).await.unwrap();
+    assert_eq!(
+        (report.corruptions, report.check_errors, report.leaks),
+        (0, 0, 0),
+        "seed {seed}"
+    );
+}
+
+#[test]
+fn a_resize_that_fails_leaves_nothing_behind() {
+    for seed in 0..300 {
+        run(resize_scenario(seed));
     }
 }

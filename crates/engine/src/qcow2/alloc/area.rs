@@ -53,7 +53,9 @@ impl Allocator {
                 continue;
             }
             self.move_tail(&area.clusters);
-            self.count_rest(&area).await?;
+            if !area.new_blocks.is_empty() {
+                self.count_rest(&area).await?;
+            }
             self.emit_refcounts_raised().await;
             let first = area.clusters.end - count;
             return Ok(HostOffset(first * cluster_bytes));
@@ -179,11 +181,40 @@ impl Allocator {
         })
     }
 
-    /// Writes the new refcount blocks, and then what points at them.
+    /// Writes the new refcount blocks, and then what points at them. If that fails, and nothing points
+    /// at them, the area is free again.
     async fn count_rest(&self, area: &Area) -> Result<()> {
-        if area.new_blocks.is_empty() {
-            return Ok(());
+        let entries = match self.write_blocks(area).await {
+            Ok(entries) => entries,
+            Err(error) => {
+                self.uncount(&area.clusters).await;
+                return Err(error);
+            }
+        };
+        match area.table_clusters {
+            0 => self.enter_blocks(area, &entries).await,
+            _ => self.move_table(area, entries).await,
         }
+    }
+
+    /// Lowers those counts of an area again that lie in blocks which were there before.
+    async fn uncount(&self, clusters: &Range<u64>) {
+        let per_block = self.refcounts.geometry.refcount_block_entries();
+        let mut counted = Vec::new();
+        let mut at = clusters.start;
+        while at < clusters.end {
+            let end = ((at / per_block + 1) * per_block).min(clusters.end);
+            if matches!(self.refcounts.place(HostCluster(at)), Ok(Some(_))) {
+                counted.push(at..end);
+            }
+            at = end;
+        }
+        drop(self.decrement(counted).await);
+    }
+
+    /// Writes the new refcount blocks, and a larger table if they need one, durably; nothing points at
+    /// them yet. Returns the entries of the table that does.
+    async fn write_blocks(&self, area: &Area) -> Result<Vec<RefcountTableEntry>> {
         let geometry = self.refcounts.geometry;
         let cluster_bytes = geometry.cluster_size_bytes();
         let start = area.clusters.start * cluster_bytes;
@@ -212,10 +243,31 @@ impl Allocator {
             entries[index as usize] = RefcountTableEntry::new(offset);
         }
         if area.table_clusters > 0 {
-            let offset = HostOffset(start + len_bytes);
-            return self.move_table(offset, area.table_clusters, entries).await;
+            let file = &self.refcounts.file;
+            let bytes = Buffers::from_iter([table_bytes(&entries)]);
+            file.write(start + len_bytes, bytes, WriteFlags::default())
+                .await?;
+            file.flush().await?;
         }
-        self.enter_blocks(&area.new_blocks, &entries).await
+        Ok(entries)
+    }
+
+    /// Writes what leads to the area. If that fails, what was there is written once more, durably, and
+    /// nothing leads to the area.
+    async fn lead_to(&self, area: &Area, at_bytes: u64, old: Buffer, new: Buffer) -> Result<()> {
+        let file = &self.refcounts.file;
+        let write = |bytes| {
+            let (buffers, flags) = (Buffers::from_iter([bytes]), WriteFlags::default());
+            file.write(at_bytes, buffers, flags)
+        };
+        let Err(error) = write(new).await else {
+            return Ok(());
+        };
+        // Else nobody knows what is there, and the area stays counted.
+        if write(old).await.is_ok() && file.flush().await.is_ok() {
+            self.uncount(&area.clusters).await;
+        }
+        Err(error)
     }
 
     /// The counts of block number `index`, which is new and counts only the area.
@@ -231,17 +283,21 @@ impl Allocator {
         }
     }
 
-    /// Enters blocks into the refcount table where it is.
-    async fn enter_blocks(&self, blocks: &[u64], entries: &[RefcountTableEntry]) -> Result<()> {
+    /// Enters the new blocks into the refcount table where it is.
+    async fn enter_blocks(&self, area: &Area, entries: &[RefcountTableEntry]) -> Result<()> {
+        let blocks = &area.new_blocks;
         let (Some(&first), Some(&last)) = (blocks.first(), blocks.last()) else {
             return Ok(());
         };
-        let bytes = table_bytes(&entries[first as usize..=last as usize]);
-        let at = self.refcounts.table().offset.bytes() + 8 * first;
-        self.refcounts
-            .file
-            .write(at, Buffers::from_iter([bytes]), WriteFlags::default())
-            .await?;
+        let places = first as usize..last as usize + 1;
+        let (at, old) = {
+            let table = self.refcounts.table();
+            let old = places.clone().map(|index| table.entries.get(index));
+            let old: Vec<RefcountTableEntry> = old.map(Option::unwrap_or_default).collect();
+            (table.offset.bytes() + 8 * first, table_bytes(&old))
+        };
+        let new = table_bytes(&entries[places]);
+        self.lead_to(area, at, old, new).await?;
         for &index in blocks {
             let block = HostOffset(entries[index as usize].raw_offset());
             self.refcounts.enter_block(index as usize, block);
@@ -249,31 +305,23 @@ impl Allocator {
         Ok(())
     }
 
-    /// Writes a larger refcount table and has the header point at it.
-    async fn move_table(
-        &self,
-        offset: HostOffset,
-        clusters: u64,
-        entries: Vec<RefcountTableEntry>,
-    ) -> Result<()> {
-        let file = &self.refcounts.file;
-        let bytes = table_bytes(&entries);
-        file.write(
-            offset.bytes(),
-            Buffers::from_iter([bytes]),
-            WriteFlags::default(),
-        )
-        .await?;
-        file.flush().await?;
-        let fields = Buffer::copy_of(&encode_refcount_table(offset, clusters as u32));
-        file.write(
-            field::REFCOUNT_TABLE_OFFSET as u64,
-            Buffers::from_iter([fields]),
-            WriteFlags::default(),
-        )
-        .await?;
-        file.flush().await?;
-        let new = RefcountTable::new(offset, clusters, entries);
+    /// Has the header point at the larger refcount table that the area holds.
+    async fn move_table(&self, area: &Area, entries: Vec<RefcountTableEntry>) -> Result<()> {
+        let first = area.clusters.start + area.new_blocks.len() as u64;
+        let offset = HostOffset(first * self.cluster_bytes());
+        let fields = |offset, clusters| {
+            let bytes = encode_refcount_table(offset, clusters as u32);
+            Buffer::copy_of(&bytes)
+        };
+        let old = {
+            let table = self.refcounts.table();
+            fields(table.offset, table.clusters)
+        };
+        let at = field::REFCOUNT_TABLE_OFFSET as u64;
+        let new = fields(offset, area.table_clusters);
+        self.lead_to(area, at, old, new).await?;
+        self.refcounts.file.flush().await?;
+        let new = RefcountTable::new(offset, area.table_clusters, entries);
         let old = self.refcounts.replace_table(new);
         let start = old.offset.cluster(&self.refcounts.geometry);
         self.release(start, old.clusters).await

@@ -161,6 +161,23 @@ impl Image {
             self.commit().await?;
         }
         self.grow_l1(l1_entries).await?;
+        let made = self.make_new_part(old_bytes..new_bytes, asked).await;
+        if let Err(error) = made {
+            // What was made for nothing. Where that fails, too, growing gives it up later.
+            drop(self.cut_mapping(new_start).await);
+            return Err(error);
+        }
+        self.write_size(new_bytes).await?;
+        self.size.set(new_bytes);
+        Ok(())
+    }
+
+    /// Makes what comes into being with another size, durably: zeroes, space, tables. Nothing is mapped
+    /// behind the old end.
+    async fn make_new_part(self: &Arc<Self>, part: Range<u64>, asked: NewSpace) -> Result<()> {
+        let (old_bytes, new_bytes) = (part.start, part.end);
+        let preallocation = asked.preallocation;
+        let new_start = self.cluster_end(old_bytes);
         let mut space = asked;
         if self.has_external_data() {
             self.grow_data_file(old_bytes, new_bytes, preallocation)
@@ -178,10 +195,7 @@ impl Image {
             self.map_new_space(new_start..self.cluster_end(new_bytes), space)
                 .await?;
         }
-        self.commit().await?;
-        self.write_size(new_bytes).await?;
-        self.size.set(new_bytes);
-        Ok(())
+        self.commit().await
     }
 
     /// Whether new clusters get places that would not read as zeroes.
@@ -300,8 +314,34 @@ impl Image {
                 return Err(no_room(error));
             }
         }
-        self.map_into_old_table(&placed).await?;
-        self.write_new_tables(&placed).await
+        let mut mapped_to = placed.guest.start;
+        let mapped = async {
+            self.map_into_old_table(&placed, &mut mapped_to).await?;
+            self.write_new_tables(&placed).await
+        };
+        let mapped = mapped.await;
+        if mapped.is_err() {
+            self.release_unmapped(&placed, mapped_to).await;
+        }
+        mapped
+    }
+
+    /// Gives back what was allocated for new clusters and nothing points at: all of the new tables, and
+    /// the clusters of the guest from `mapped_to` on.
+    async fn release_unmapped(&self, placed: &Placed, mapped_to: u64) {
+        let cluster = |host: HostOffset| host.cluster(&self.geometry);
+        let tables = placed.indexes.end - placed.indexes.start;
+        if tables > 0 {
+            drop(self.allocator.release(cluster(placed.tables), tables).await);
+        }
+        let data = placed.data.filter(|_| !self.has_external_data());
+        if let Some(data) = data
+            && mapped_to < placed.guest.end
+        {
+            let first = HostOffset(data.bytes() + mapped_to - placed.guest.start);
+            let count = self.geometry.clusters_for(placed.guest.end - mapped_to);
+            drop(self.allocator.release(cluster(first), count).await);
+        }
     }
 
     /// Has a range at the end of the image file read as zeroes, with the space that
@@ -328,8 +368,13 @@ impl Image {
         Ok(())
     }
 
-    /// Maps the new clusters that belong to the last L2 table there was.
-    async fn map_into_old_table(self: &Arc<Self>, placed: &Placed) -> Result<()> {
+    /// Maps the new clusters that belong to the last L2 table there was; `mapped_to`: as far as it has
+    /// come.
+    async fn map_into_old_table(
+        self: &Arc<Self>,
+        placed: &Placed,
+        mapped_to: &mut u64,
+    ) -> Result<()> {
         let table_bytes = self.geometry.bytes_per_l2_table();
         let end = placed
             .guest
@@ -341,8 +386,9 @@ impl Image {
             let mapping = placed.mapping(&self.geometry, at);
             self.set_mapping(GuestOffset(at), mapping, WriteOrder::AfterBarrier)
                 .await?;
-            self.relieve_l2_cache().await?;
             at += self.geometry.cluster_size_bytes();
+            *mapped_to = at;
+            self.relieve_l2_cache().await?;
         }
         Ok(())
     }
