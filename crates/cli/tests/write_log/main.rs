@@ -363,6 +363,22 @@ fn another_log_takes_over_from_one_that_holds_writes() {
     place.expect_blocks(&["--image-opts", first], &[(0, 7)]);
 }
 
+/// A program is killed when its log holds nothing. The image names it, and gets another log then.
+#[test]
+fn a_log_that_holds_nothing_can_be_used_again_after_another_one() {
+    for other in ["inside", "other.vlog"] {
+        let place = Place::new();
+        place.kill_io("journal=on,journal-size=1M", &[]);
+        assert!(place.has("disk.qcow2.vlog") && !place.has_live_log());
+        for journal in [other, "on", other] {
+            let image =
+                format!("driver=qcow2,file.filename=disk.qcow2,journal={journal},journal-size=1M");
+            place.expect_blocks(&["--image-opts", &image], &[(0, 0)]);
+            place.expect_no_trace(&[]);
+        }
+    }
+}
+
 /// To open a pipe would wait for its other end.
 #[test]
 fn a_pipe_is_no_log() {

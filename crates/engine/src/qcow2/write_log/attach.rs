@@ -130,6 +130,9 @@ pub(in crate::qcow2) async fn open(
         return Ok(());
     }
     let held = image.header().write_log_inside();
+    if let Some(log) = &options.write_log {
+        leave_named(image, gate, log).await?;
+    }
     match options.write_log.as_ref().map(|log| (&log.place, log)) {
         Some((Place::Inside, log)) => inside::attach(image, log.len_bytes, held).await?,
         other => {
@@ -179,6 +182,43 @@ async fn recover(image: &Arc<Image>, gate: &dyn Gate, options: &OpenOptions) -> 
     // Else it would stay this image's, which may name another from now on; where it cannot be
     // written it stays so.
     drop(disown(&file, superblock).await);
+    Ok(())
+}
+
+/// Makes the file that the header names as its log nobody's, if it is not the one that the options
+/// take into use: the header names another one from now on, and nobody could use that file again. It
+/// holds nothing that the image needs; where it cannot be had or written it stays as it is.
+async fn leave_named(image: &Image, gate: &dyn Gate, next: &WriteLogOptions) -> Result<()> {
+    let Ok(extension) = extension_of(image) else {
+        return Ok(());
+    };
+    let Some(name) = extension.file_name() else {
+        return Ok(());
+    };
+    if let Place::File { storage, .. } = &next.place
+        && let Some(found) = read_superblock(storage).await?
+        && found.id == extension.id
+    {
+        return Ok(());
+    }
+    let request = FileRequest {
+        image: image.name.clone(),
+        name: String::from_utf8_lossy(name).into_owned(),
+        format: None,
+        writable: true,
+    };
+    let Ok(file) = gate.open_write_log(request).await else {
+        return Ok(());
+    };
+    if let Ok(Some(old)) = read_superblock(&file).await
+        && old.id == extension.id
+    {
+        // Rule W7: a crash must not bring the bit back, and find nobody's log.
+        image
+            .change_incompatible(|bits| bits.without(Incompatible::WRITE_LOG))
+            .await?;
+        drop(disown(&file, old).await);
+    }
     Ok(())
 }
 
