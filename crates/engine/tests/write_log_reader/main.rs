@@ -282,6 +282,41 @@ fn clusters_of_a_log_inside_are_given_back() {
     .expect("no failure");
 }
 
+/// Whoever takes such clusters into use again cannot write the header, again and again. They stay the
+/// log's own.
+#[test]
+fn clusters_of_a_log_inside_that_was_never_named_are_given_back() {
+    block_on(async {
+        let file = memory(&world::image_with(&mut Random::new(1), false).await);
+        let image = open_with(file.clone(), WriteLogOptions::inside()).await?;
+        let killed = memory(&file.snapshot());
+        image.close().await?;
+        let header = read_header(&(killed.clone() as Arc<dyn Storage>)).await?;
+        let cluster_bytes = header.geometry().cluster_size_bytes();
+        for attempts in 1..5 {
+            let file = memory(&killed.snapshot());
+            for _ in 0..attempts {
+                let failing = FaultStorage::new(file.clone());
+                let header = Matching::operation(Operation::Write).touching(0..cluster_bytes);
+                failing.fail(header, 0, Times::Always, EIO);
+                assert!(open_with(failing, WriteLogOptions::inside()).await.is_err());
+            }
+            for log in [Some(WriteLogOptions::inside()), None] {
+                let file = memory(&file.snapshot());
+                let image = match log {
+                    Some(log) => open_with(file.clone(), log).await?,
+                    None => open(file.clone(), memory(&[]), false).await?,
+                };
+                image.close().await?;
+                let report = check(file, &CheckOptions::default()).await?;
+                assert_eq!((report.leaks, report.corruptions), (0, 0), "{attempts}");
+            }
+        }
+        Ok::<_, vellum::Error>(())
+    })
+    .expect("no failure");
+}
+
 /// Clusters that others may take at any time hold no log.
 #[test]
 fn a_log_inside_needs_clusters_of_its_own() {

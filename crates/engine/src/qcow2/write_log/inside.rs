@@ -122,7 +122,12 @@ pub(super) async fn attach(
         }
     };
     let file = storage(image, &place);
-    let id = LogId(random_bytes(&file)?);
+    let id = match old.filter(|old| is_claimed_only(image, old)) {
+        // The other superblock has the identity that the header names, and stays until it names this
+        // one: without either nobody would know whose the clusters are.
+        Some(claimed) => claimed.id,
+        None => LogId(random_bytes(&file)?),
+    };
     let extension = WriteLogExtension::for_inside(id, &place);
     let claimed = match claim(&file, id, len_bytes, old).await {
         Ok(claimed) => claimed,
@@ -146,7 +151,14 @@ pub(super) async fn attach(
     use_log(image, &file, &extension, (len_bytes, Some(claimed))).await
 }
 
-/// Writes durably whose log a place is from now on; it holds nothing.
+/// Whether somebody has begun to take the log of this superblock into use, and the header does not name
+/// it: a crash or an error has come in between.
+fn is_claimed_only(image: &Image, newest: &Superblock) -> bool {
+    extension_of(image).is_ok_and(|extension| extension.id != newest.id)
+}
+
+/// Writes durably whose log a place is from now on; it holds nothing. What was claimed by the same
+/// identity is written once more where it is: it may be in no durable place.
 async fn claim(
     file: &Arc<dyn Storage>,
     id: LogId,
@@ -156,7 +168,10 @@ async fn claim(
     let superblock = Superblock {
         id,
         len_bytes,
-        generation: old.map_or(1, |old| old.generation + 1),
+        generation: match old {
+            Some(old) if old.id == id => old.generation,
+            old => old.map_or(1, |old| old.generation + 1),
+        },
         start_bytes: RING_START_BYTES,
         start_sequence: old.map_or(1, |old| old.start_sequence),
         start_batch: old.map_or(1, |old| old.start_batch),
