@@ -159,6 +159,23 @@ fn an_image_in_use_is_changed_by_nobody_else() {
     succeeds(folder, "$VELLUM resize disk.qcow2 2M");
 }
 
+/// The image is not left behind, empty, because the file that was to hold its data is in use.
+#[test]
+fn an_image_whose_data_file_is_in_use_is_not_made() {
+    let folder = folder();
+    let folder = folder.path();
+    let holder = Holder::of(folder, "disk.qcow2");
+    let before = std::fs::read(folder.join("disk.qcow2")).unwrap();
+    let line = "create -q -f qcow2 -o data_file=disk.qcow2 new.qcow2 1M";
+    let output = shell(folder, &format!("$VELLUM {line}"));
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(said(&output).contains("lock"), "{output:?}");
+    assert!(!folder.join("new.qcow2").exists());
+    assert!(std::fs::read(folder.join("disk.qcow2")).unwrap() == before);
+    drop(holder);
+    succeeds(folder, &format!("$VELLUM {line}"));
+}
+
 /// QEMU lets two copies write one raw file. Called by our name, the second is refused.
 #[test]
 fn a_raw_target_has_one_writer() {

@@ -276,6 +276,24 @@ impl Target {
         }
     }
 
+    /// Makes an image in it once nobody else uses it, and ends the making.
+    async fn fill(self, name: &str, filled: impl AsyncFnOnce(&Target) -> Result<()>) -> Result<()> {
+        let claimed = match &self {
+            Target::File(file, _) => {
+                // Where somebody else uses it already it stays: he may need it.
+                file.set_permissions_patiently(Permissions::WRITER).await?;
+                Ok(())
+            }
+            Target::Export(export) => claim_export(export, 0).await,
+            Target::Elsewhere(_) => Ok(()),
+        };
+        let made = match claimed {
+            Ok(()) => filled(&self).await,
+            Err(error) => Err(error),
+        };
+        self.end(name, made).await
+    }
+
     /// Ends the making: a half-made file is of no use to anybody.
     async fn end<T>(self, name: &str, result: Result<T>) -> Result<T> {
         match self {
@@ -358,12 +376,9 @@ pub(crate) async fn create_file(path: &str) -> Result<Arc<FileStorage>> {
     .await
 }
 
-/// A half-made image is of no use to anybody; a file that somebody else uses may be.
+/// A half-made image is of no use to anybody.
 fn remove_after_failure<T>(path: &str, result: Result<T>) -> Result<T> {
-    let is_half_made = result
-        .as_ref()
-        .is_err_and(|error| error.kind() != ErrorKind::Locked);
-    if is_half_made && std::fs::metadata(path).is_ok_and(|file| file.is_file()) {
+    if result.is_err() && std::fs::metadata(path).is_ok_and(|file| file.is_file()) {
         // The first error is the one to tell.
         let _ = std::fs::remove_file(path);
     }
@@ -480,20 +495,30 @@ async fn make_qcow2(name: &str, settings: &CreateSettings) -> Result<()> {
     }
     options.validate()?;
     let target = Target::open(name, settings).await?;
-    let made = fill_qcow2(&target, &options).await;
-    target.end(name, made).await
+    let fill = async |target: &Target| fill_qcow2(target, &options).await;
+    target.fill(name, fill).await
 }
 
 async fn fill_qcow2(target: &Target, options: &CreateOptions) -> Result<()> {
-    match target {
-        Target::File(file, _) => file.set_permissions_patiently(Permissions::WRITER).await?,
-        Target::Export(export) => claim_export(export, 0).await?,
-        Target::Elsewhere(_) => {}
-    }
     let Some(name) = &options.data_file else {
         return create::create(target.storage(), None, options).await;
     };
-    let data = create_file(&filename::local_path(name)?).await?;
+    let path = filename::local_path(name)?;
+    let is_new = std::fs::symlink_metadata(&path).is_err();
+    let data = create_file(&path).await?;
+    let made = fill_with_data(target, &data, options).await;
+    match is_new {
+        true => remove_after_failure(&path, made),
+        // Somebody has put it there.
+        false => made,
+    }
+}
+
+async fn fill_with_data(
+    target: &Target,
+    data: &Arc<FileStorage>,
+    options: &CreateOptions,
+) -> Result<()> {
     create::create(target.storage(), Some(data.clone()), options).await?;
     let reserved = matches!(
         options.preallocation,
@@ -501,7 +526,7 @@ async fn fill_qcow2(target: &Target, options: &CreateOptions) -> Result<()> {
     );
     match reserved || data.is_device() {
         true => Ok(()),
-        false => allocate_first_block(&data, options.size_bytes).await,
+        false => allocate_first_block(data, options.size_bytes).await,
     }
 }
 

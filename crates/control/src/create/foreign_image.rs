@@ -5,7 +5,7 @@ use std::sync::Arc;
 use vellum::{Preallocation, Result, Storage};
 use vellum_storage::lock::Permissions;
 
-use super::{Target, claim_export, create_file, invalid, preallocation};
+use super::{Target, create_file, invalid, preallocation};
 use crate::create_options::CreateSettings;
 use crate::filename;
 use crate::foreign::{Creation, New};
@@ -32,12 +32,7 @@ pub(super) async fn make(name: &str, creation: &Creation, settings: &CreateSetti
         return Err(invalid("Unsupported preallocation mode: metadata"));
     }
     let target = Target::open(name, settings).await?;
-    let made = async {
-        match &target {
-            Target::File(file, _) => file.set_permissions_patiently(Permissions::WRITER).await?,
-            Target::Export(export) => claim_export(export, 0).await?,
-            Target::Elsewhere(_) => {}
-        }
+    let fill = async |target: &Target| {
         let extents = make_extents(creation, settings, name).await?;
         let new = New {
             file: &target.storage(),
@@ -47,6 +42,5 @@ pub(super) async fn make(name: &str, creation: &Creation, settings: &CreateSetti
         };
         (creation.fill)(new).await
     };
-    let made = made.await;
-    target.end(name, made).await
+    target.fill(name, fill).await
 }
