@@ -179,6 +179,45 @@ fn filters_above_what_is_missing_are_kept_and_come_back() {
     service.end();
 }
 
+/// Limits stand on what jobs have led them to, also where that does not stand on the disk's own image any more.
+#[test]
+fn limits_follow_a_disk_that_has_left_its_image() {
+    for streams in [true, false] {
+        let place = Place::new();
+        place.write("disks.toml", &throttled());
+        let words = ["--config", "disks.toml", "--state", "state"];
+        let service = place.serve(&words);
+        let mut client = Client::connect(&place.path("qmp.sock"));
+        client.must("blockdev-snapshot-sync", snapshot("a-image", "over"));
+        if streams {
+            client.must("block-stream", json!({"job-id": "j", "device": "over"}));
+        } else {
+            client.must("blockdev-add", node("b", "b"));
+            let mirror = json!({"job-id": "j", "device": "over", "target": "b", "sync": "full"});
+            client.must("blockdev-mirror", mirror);
+            client.event("BLOCK_JOB_READY");
+            client.must("job-complete", json!({"id": "j"}));
+        }
+        client.event("BLOCK_JOB_COMPLETED");
+        place.io("a", &["write -P 5 0 64k", "flush"]);
+        service.kill();
+        let service = place.serve(&words);
+        place.io("a", &["read -P 5 0 64k", "write -P 6 64k 64k", "flush"]);
+        service.end();
+        // Another image would be another disk.
+        place.write(
+            "disks.toml",
+            &throttled().replace("image = 'a'", "image = 'c'"),
+        );
+        let why = refused(&place, &words);
+        assert!(why.contains("have it described so again"), "{why}");
+        place.write("disks.toml", &throttled());
+        let service = place.serve(&words);
+        place.io("a", &["read -P 5 0 64k", "read -P 6 64k 64k"]);
+        service.end();
+    }
+}
+
 /// Limits wait for their disk and for the overlay between the two, which come back one after the other.
 #[test]
 fn a_filter_waits_for_all_that_it_stood_on() {

@@ -60,11 +60,17 @@ impl Nodes {
     }
 
     /// Has a filter stand on an overlay of the node that it stands on, as it did before the daemon was
-    /// started again: then nobody uses the filter yet. Whether it does now.
+    /// started again: then nobody uses the filter yet. With `may_leave` also on what does not stand on
+    /// that node any more. Whether it does now.
     ///
     /// # Errors
     /// If the overlay cannot be used.
-    pub(crate) async fn lead_filter(&self, filter: &str, overlay: &str) -> Result<bool> {
+    pub(crate) async fn lead_filter(
+        &self,
+        filter: &str,
+        overlay: &str,
+        may_leave: bool,
+    ) -> Result<bool> {
         let id = {
             let named = self.lock();
             let is_filter = named
@@ -79,11 +85,13 @@ impl Nodes {
             return Ok(false);
         };
         let stands_on = self.contains(overlay) && self.chain(overlay).contains(&below);
-        if !stands_on || overlay == below {
+        if overlay == below || !self.contains(overlay) || !(stands_on || may_leave) {
             return Ok(false);
         }
         self.lead_link(id, filter, Some(overlay)).await?;
-        self.stop_writing(&below).await;
+        if stands_on {
+            self.stop_writing(&below).await;
+        }
         Ok(true)
     }
 

@@ -310,7 +310,8 @@ async fn bring_back(nodes: &Nodes, node: &Map<String, Value>) -> Result<(), Stri
         return Ok(());
     };
     if nodes.named_file(name).as_deref() != Some(was) {
-        nodes.lead_filter(name, was).await.map_err(failed)?;
+        // Nobody was shown another disk meanwhile.
+        nodes.lead_filter(name, was, true).await.map_err(failed)?;
     }
     match nodes.named_file(name) {
         Some(is) if is == was => Ok(()),

@@ -260,6 +260,24 @@ impl SavedState {
         !self.config.contains_key(&key.to_string()) && wanted.get(&key).is_none()
     }
 
+    /// Whether the image that a node stands on now is the one that has that name in the file.
+    fn is_the_same_image(&self, name: &str, now: &BTreeMap<String, Value>) -> bool {
+        let same = || {
+            let node = now.get(name)?.as_object()?;
+            let image = below(node)?;
+            let is = match node.get("file")? {
+                Value::Object(described) => described,
+                _ => now.get(image)?.as_object()?,
+            };
+            let named = |node: &&Map<String, Value>| {
+                node.get("node-name").and_then(Value::as_str) == Some(image)
+            };
+            let was = self.nodes.iter().find(named)?;
+            Some(place(was) == place(is))
+        };
+        same().unwrap_or(false)
+    }
+
     /// Whether a node is there only for a job that writes to it.
     fn is_target_only(&self, name: &str) -> bool {
         let is_name = |value: Option<&Value>| value.and_then(Value::as_str) == Some(name);
@@ -426,12 +444,14 @@ impl Daemon {
     /// For the first such node; says what it was.
     pub async fn check_restored(&self, saved: &SavedState) -> Result<(), Failure> {
         let state = self.parts.lock().await;
+        let now: BTreeMap<String, Value> = state.nodes.descriptions(None).into_iter().collect();
         for before in &saved.nodes {
-            // An overlay that was put between a disk's limits and its image.
+            // An overlay that was put between a disk's limits and its image, or a mirror's target.
             if let (Some(name), Some(was)) = (before.get("node-name"), below(before))
                 && let Some(name) = name.as_str()
             {
-                state.nodes.lead_filter(name, was).await?;
+                let is_same = saved.is_the_same_image(name, &now);
+                state.nodes.lead_filter(name, was, is_same).await?;
             }
         }
         let withheld = self.state.lost.lock().withheld(&state.nodes);
