@@ -40,6 +40,9 @@ usage: cargo xtask TASK [ARGUMENTS]
                              an export of ours beside QEMU's
   bench convert [--quick] [--rounds N] [--only WORD]... [--vellum PROGRAM]
                              other formats, from and to, beside qemu-img
+  bench fair [--disks N] [--seconds N] [--rounds N] [--only WORD]... [--vellum PROGRAM]
+                             many disks under load beside a job with a limit: how even they
+                             fare, and whether the limit is kept
   differential [--format FORMAT] [--seeds A..B] [--jobs N] [--vellum PROGRAM] [--keep-going]
                              random scenarios against QEMU's programs
   test                       every test; ends with 'N passed, N failed'

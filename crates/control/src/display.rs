@@ -2,7 +2,8 @@
 //! opens the same graph again; otherwise `json:{...}` with the options that say what is
 //! seen, and none that only say how.
 
-use std::sync::Arc;
+use std::borrow::Cow;
+use std::rc::Rc;
 
 use serde_json::{Map, Value};
 
@@ -19,7 +20,7 @@ use crate::ssh_name;
 use crate::url_name;
 
 /// What is known of a driver's names.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 struct Naming {
     driver: &'static str,
     /// Options that change what is seen through the node; `x.` stands for all below it.
@@ -29,7 +30,7 @@ struct Naming {
     kind: Kind,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// Its child's name opens it, by probing or with `-f`.
     Format,
@@ -115,26 +116,34 @@ pub fn child_keys(driver: &str) -> &'static [&'static str] {
 
 /// The name of a node.
 #[derive(Debug, Clone)]
-pub(crate) struct Name {
+pub(crate) struct Name<'a> {
     /// One that opens the node again.
-    plain: Option<String>,
+    plain: Option<Rc<str>>,
     /// Whether that is the name of a protocol: what a format may stand on unsaid.
     is_protocol: bool,
-    json: Arc<Described>,
+    described: Rc<Described<'a>>,
 }
 
-/// The options that say what is seen. Most names are plain, and nobody asks for these.
-#[derive(Debug, Clone)]
-struct Described {
-    /// What of them is of the node itself.
-    own: Map<String, Value>,
-    children: Vec<(&'static str, Arc<Described>)>,
+/// What the options that say what is seen are made from. Most names are plain, and nobody asks for
+/// these.
+#[derive(Debug)]
+struct Described<'a> {
+    driver: Cow<'a, str>,
+    /// None for a node that stands on none.
+    naming: Option<Naming>,
+    options: Cow<'a, Options>,
+    children: Vec<(&'static str, Rc<Described<'a>>)>,
     backing: Option<Value>,
 }
 
-impl Described {
+impl Described<'_> {
     fn json(&self) -> Value {
-        let mut json = self.own.clone();
+        let mut json = Map::new();
+        json.insert("driver".to_owned(), (*self.driver).into());
+        match &self.naming {
+            None => json.extend(leaf_options(&self.driver, &self.options)),
+            Some(naming) => json.extend(naming_options(naming, &self.options)),
+        }
         for (key, child) in &self.children {
             json.insert((*key).to_owned(), child.json());
         }
@@ -154,10 +163,10 @@ pub fn display_name(spec: &ImageSpec, format: &str) -> String {
     }
 }
 
-impl Name {
+impl Name<'_> {
     pub(crate) fn text(&self) -> String {
         match &self.plain {
-            Some(plain) => plain.clone(),
+            Some(plain) => plain.to_string(),
             None => {
                 format!("json:{}", json::compact(&self.json()))
             }
@@ -166,22 +175,22 @@ impl Name {
 
     /// The options that say what is seen.
     pub(crate) fn json(&self) -> Value {
-        self.json.json()
+        self.described.json()
     }
 }
 
 /// The name of an open node, by the names of those that it stands on. `backing`: what it shows
 /// where it has nothing, if that is not what it would be opened with; null for nothing.
-pub(crate) fn name_of_node(
-    driver: &str,
-    options: &Options,
-    child: impl Fn(&str) -> Option<Name>,
+pub(crate) fn name_of_node<'a>(
+    driver: Cow<'a, str>,
+    options: Cow<'a, Options>,
+    child: impl Fn(&str) -> Option<Name<'a>>,
     backing: Option<Value>,
-) -> Option<Name> {
-    if let Some(name) = name_of_leaf(driver, options) {
-        return Some(name);
+) -> Option<Name<'a>> {
+    if is_leaf(&driver) {
+        return name_of_leaf(driver, options);
     }
-    let naming = naming_of(driver)?;
+    let naming = naming_of(&driver)?;
     let mut children = Vec::new();
     for key in naming.children {
         match child(key) {
@@ -190,18 +199,18 @@ pub(crate) fn name_of_node(
             None => return None,
         }
     }
-    Some(composed(&naming, options, children, backing))
+    Some(composed(naming, options, children, backing))
 }
 
 /// The name of the node that options describe; `None` for what has none here.
-fn name_of(mut options: Options, default_driver: &str) -> Option<Name> {
+fn name_of(mut options: Options, default_driver: &str) -> Option<Name<'static>> {
     let driver = match options.take("driver") {
         None => default_driver.to_owned(),
         Some(Scalar::Text(driver)) => driver,
         Some(_) => return None,
     };
-    if let Some(name) = name_of_leaf(&driver, &options) {
-        return Some(name);
+    if is_leaf(&driver) {
+        return name_of_leaf(driver.into(), Cow::Owned(options));
     }
     let naming = naming_of(&driver)?;
     let mut children = Vec::new();
@@ -216,79 +225,85 @@ fn name_of(mut options: Options, default_driver: &str) -> Option<Name> {
     }
     let backing = options.take_group("backing");
     let backing = (!backing.is_empty()).then(|| backing.to_json());
-    Some(composed(&naming, &options, children, backing))
+    Some(composed(naming, Cow::Owned(options), children, backing))
+}
+
+/// Whether nodes of a driver stand on none.
+fn is_leaf(driver: &str) -> bool {
+    is_host_file(driver)
+        || matches!(
+            driver,
+            "nbd" | repository::DRIVER | rbd_name::SCHEME | ssh_name::SCHEME
+        )
+        || url_name::is_scheme(driver)
+}
+
+fn is_host_file(driver: &str) -> bool {
+    matches!(driver, "file" | "host_device" | "host_cdrom")
 }
 
 /// The name of a node that stands on none.
-fn name_of_leaf(driver: &str, options: &Options) -> Option<Name> {
-    let mut json = Map::new();
-    json.insert("driver".to_owned(), driver.into());
-    let plain = match driver {
-        "file" | "host_device" | "host_cdrom" => {
-            let filename = options.get_text("filename")?;
-            json.insert("filename".to_owned(), filename.into());
-            Some(filename.to_owned())
-        }
-        "nbd" => {
-            json.extend(nbd_naming_options(options));
-            nbd_name::name_of(options)
-        }
-        driver if url_name::is_scheme(driver) => {
-            let (plain, named) = url_name::name_of(options);
-            json.extend(named);
-            plain
-        }
-        repository::DRIVER => {
-            let (plain, named) = repository::name_of(options);
-            json.extend(named);
-            plain
-        }
-        rbd_name::SCHEME | ssh_name::SCHEME => {
-            let (plain, named) = match driver {
-                rbd_name::SCHEME => rbd_name::name_of(options),
-                _ => ssh_name::name_of(options),
-            };
-            json.extend(named);
-            plain
-        }
-        _ => return None,
-    };
-    let described = Described {
-        own: json,
-        children: Vec::new(),
-        backing: None,
+fn name_of_leaf<'a>(driver: Cow<'a, str>, options: Cow<'a, Options>) -> Option<Name<'a>> {
+    let plain = match &*driver {
+        driver if is_host_file(driver) => Some(Rc::from(options.get_text("filename")?)),
+        "nbd" => nbd_name::name_of(&options).map(Rc::from),
+        driver => remote_name(driver, &options).0.map(Rc::from),
     };
     Some(Name {
         plain,
         is_protocol: true,
-        json: Arc::new(described),
+        described: Rc::new(Described {
+            driver,
+            naming: None,
+            options,
+            children: Vec::new(),
+            backing: None,
+        }),
     })
 }
 
-fn composed(
-    naming: &Naming,
-    options: &Options,
-    children: Vec<(&'static str, Name)>,
+/// The options that a node which stands on none is named by.
+fn leaf_options(driver: &str, options: &Options) -> Vec<(String, Value)> {
+    match driver {
+        driver if is_host_file(driver) => {
+            let filename = options.get_text("filename").unwrap_or_default();
+            vec![("filename".to_owned(), filename.into())]
+        }
+        "nbd" => nbd_naming_options(options).collect(),
+        driver => remote_name(driver, options).1,
+    }
+}
+
+/// The name of what is on another machine, and the options that it is made of.
+fn remote_name(driver: &str, options: &Options) -> (Option<String>, Vec<(String, Value)>) {
+    match driver {
+        repository::DRIVER => repository::name_of(options),
+        rbd_name::SCHEME => rbd_name::name_of(options),
+        ssh_name::SCHEME => ssh_name::name_of(options),
+        _ => url_name::name_of(options),
+    }
+}
+
+fn composed<'a>(
+    naming: Naming,
+    options: Cow<'a, Options>,
+    children: Vec<(&'static str, Name<'a>)>,
     backing: Option<Value>,
-) -> Name {
-    let mut own = Map::new();
-    own.insert("driver".to_owned(), naming.driver.into());
-    let has_options = take_naming_options(naming, options, &mut own);
-    let described = children
-        .iter()
-        .map(|(key, child)| (*key, child.json.clone()));
-    let described = described.collect();
-    let children: Vec<Name> = children.into_iter().map(|(_, child)| child).collect();
+) -> Name<'a> {
     let plain = match &backing {
         Some(_) => None,
-        None => plain(naming, options, &children, has_options),
+        None => plain(&naming, &options, &children),
     };
+    let described = children.into_iter();
+    let described = described.map(|(key, child)| (key, child.described));
     Name {
         plain,
         is_protocol: naming.kind == Kind::Protocol,
-        json: Arc::new(Described {
-            own,
-            children: described,
+        described: Rc::new(Described {
+            driver: Cow::Borrowed(naming.driver),
+            naming: Some(naming),
+            options,
+            children: described.collect(),
             backing,
         }),
     }
@@ -308,40 +323,40 @@ fn nbd_naming_options(options: &Options) -> impl Iterator<Item = (String, Value)
         .map(|(key, value)| (key.to_owned(), value.clone().into()))
 }
 
-/// Puts the options that belong to the name into `json`; says whether there were any.
-fn take_naming_options(naming: &Naming, options: &Options, json: &mut Map<String, Value>) -> bool {
-    let mut found = false;
-    for (key, value) in options.iter() {
-        let in_name = naming
-            .in_name
-            .iter()
-            .any(|known| match known.ends_with('.') {
-                true => key.starts_with(known),
-                false => key == *known,
-            });
-        if in_name {
-            json.insert(key.to_owned(), value.clone().into());
-            found = true;
-        }
-    }
-    found
+/// The options that belong to the name.
+fn naming_options(naming: &Naming, options: &Options) -> impl Iterator<Item = (String, Value)> {
+    let in_name = naming.in_name;
+    let is_in_name = move |key: &str| {
+        in_name.iter().any(|known| match known.ends_with('.') {
+            true => key.starts_with(known),
+            false => key == *known,
+        })
+    };
+    options
+        .iter()
+        .filter(move |(key, _)| is_in_name(key))
+        .map(|(key, value)| (key.to_owned(), value.clone().into()))
 }
 
 /// The name that opens a node of given children again.
 fn plain(
     naming: &Naming,
     options: &Options,
-    children: &[Name],
-    has_options: bool,
-) -> Option<String> {
+    children: &[(&'static str, Name<'_>)],
+) -> Option<Rc<str>> {
     let driver = naming.driver;
-    let child = |at: usize| children.get(at).and_then(|child| child.plain.as_deref());
-    match (naming.kind, driver) {
-        (Kind::Filter, _) => None,
+    let child = |at: usize| {
+        children
+            .get(at)
+            .and_then(|(_, child)| child.plain.as_deref())
+    };
+    let has_options = || naming_options(naming, options).next().is_some();
+    let composed = match (naming.kind, driver) {
+        (Kind::Filter, _) => return None,
         (Kind::Format, _) => {
-            let alone = !has_options && children.len() == 1;
-            let below = children.first().filter(|below| below.is_protocol && alone);
-            below.and_then(|below| below.plain.clone())
+            let alone = children.len() == 1 && !has_options();
+            let (_, below) = children.first()?;
+            return below.plain.clone().filter(|_| below.is_protocol && alone);
         }
         (Kind::Protocol, "blkdebug") => {
             let config = options.get_text("config");
@@ -354,8 +369,9 @@ fn plain(
         }
         (Kind::Protocol, "blkverify") => Some(format!("blkverify:{}:{}", child(0)?, child(1)?)),
         (Kind::Protocol, ova::DRIVER) => ova::name_of(child(0)?, options),
-        (Kind::Protocol, _) => (!has_options).then(|| format!("{driver}://")),
-    }
+        (Kind::Protocol, _) => (!has_options()).then(|| format!("{driver}://")),
+    };
+    composed.map(Rc::from)
 }
 
 #[cfg(test)]

@@ -195,15 +195,34 @@ pub struct CommonOptions {
     pub force_share: bool,
 }
 
+/// Where they are.
+const COMMON_KEYS: [&str; 6] = [
+    "read-only",
+    "auto-read-only",
+    "discard",
+    "cache.direct",
+    "cache.no-flush",
+    "force-share",
+];
+
 impl CommonOptions {
     /// Takes them out of a node's options.
     pub fn take(options: &mut Options, inherited: &OpenFlags) -> Result<CommonOptions> {
-        let read_only = options
-            .take_bool("read-only")?
-            .unwrap_or(!inherited.writable);
-        options.take_bool("auto-read-only")?;
+        let common = CommonOptions::of(options, inherited)?;
         options.take_text("node-name")?;
-        let discard = match options.take("discard") {
+        for key in COMMON_KEYS {
+            options.take(key);
+        }
+        Ok(common)
+    }
+
+    /// Those that a node's options say.
+    pub fn of(options: &Options, inherited: &OpenFlags) -> Result<CommonOptions> {
+        let read_only = options
+            .get_bool("read-only")?
+            .unwrap_or(!inherited.writable);
+        options.get_bool("auto-read-only")?;
+        let discard = match options.get("discard") {
             None => inherited.discard,
             Some(Scalar::Text(text)) => match text.as_str() {
                 "unmap" | "on" => true,
@@ -216,14 +235,14 @@ impl CommonOptions {
         let common = CommonOptions {
             writable: is_writable,
             direct: options
-                .take_bool("cache.direct")?
+                .get_bool("cache.direct")?
                 .unwrap_or(inherited.cache.direct),
             no_flush: options
-                .take_bool("cache.no-flush")?
+                .get_bool("cache.no-flush")?
                 .unwrap_or(inherited.cache.no_flush),
             discard,
             force_share: options
-                .take_bool("force-share")?
+                .get_bool("force-share")?
                 .unwrap_or(inherited.force_share),
         };
         if common.force_share && !read_only {

@@ -141,14 +141,17 @@ fn write_items<T>(
     text.push(brackets.1);
 }
 
+/// Whether a string is written as it is.
+pub(crate) fn is_plain(string: &str) -> bool {
+    let mut bytes = string.bytes();
+    bytes.all(|byte| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\')
+}
+
 /// Writes a string with its quotes.
 pub(crate) fn write_string(text: &mut String, string: &str) {
     text.push('"');
     // Nearly all are plain.
-    if string
-        .bytes()
-        .all(|byte| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\')
-    {
+    if is_plain(string) {
         text.push_str(string);
         text.push('"');
         return;

@@ -1,12 +1,17 @@
 //! [`JsonText`]: long answers, written straight as text. A list of a thousand disks as values takes an
 //! allocation for each member, and several times the time.
 //!
+//! What stands in several places is written once, and repeated from where it was written.
+//!
 //! Invariant: what is written between `{` and `}`, or `[` and `]`, is separated by whoever begins the
 //! next part; nobody writes a comma.
 
-use std::fmt::Write;
+use std::ops::Range;
 
 use crate::json;
+
+/// The most digits that a number has.
+const MAX_DIGITS: usize = 20;
 
 /// Text that is being written.
 #[derive(Debug)]
@@ -54,9 +59,12 @@ impl JsonText {
     }
 
     /// Begins a member; its value comes next.
-    pub(crate) fn key(&mut self, key: &str) -> &mut Self {
+    pub(crate) fn key(&mut self, key: &'static str) -> &mut Self {
+        debug_assert!(json::is_plain(key), "'{key}' is written as it is");
         self.separate();
-        json::write_string(&mut self.text, key);
+        self.text.push('"');
+        self.text.push_str(key);
+        self.text.push('"');
         self.text.push_str(self.after_key);
         self
     }
@@ -69,8 +77,7 @@ impl JsonText {
 
     pub(crate) fn number(&mut self, value: u64) -> &mut Self {
         self.separate();
-        // Text takes all that is written.
-        let _ = write!(self.text, "{value}");
+        push_number(&mut self.text, value);
         self
     }
 
@@ -86,22 +93,54 @@ impl JsonText {
     }
 
     /// A member that is a number.
-    pub(crate) fn number_of(&mut self, key: &str, value: u64) -> &mut Self {
+    pub(crate) fn number_of(&mut self, key: &'static str, value: u64) -> &mut Self {
         self.key(key).number(value)
     }
 
     /// A member that is text.
-    pub(crate) fn string_of(&mut self, key: &str, value: &str) -> &mut Self {
+    pub(crate) fn string_of(&mut self, key: &'static str, value: &str) -> &mut Self {
         self.key(key).string(value)
     }
 
+    /// Where the value that comes next begins, for [`JsonText::since`].
+    pub(crate) fn next_value(&mut self) -> usize {
+        self.separate();
+        self.text.len()
+    }
+
+    /// The place of what was written since [`JsonText::next_value`].
+    pub(crate) fn since(&self, begin: usize) -> Range<usize> {
+        begin..self.text.len()
+    }
+
+    /// Writes a value once more that stands at a place already.
+    pub(crate) fn repeat(&mut self, place: Range<usize>) -> &mut Self {
+        self.separate();
+        self.text.extend_from_within(place);
+        self
+    }
+
     fn separate(&mut self) {
-        // Within strings no quote is at the end, so these are brackets, and what follows a key.
+        // Within strings no quote is at the end, so these are brackets, and what follows a key or a value.
         match self.text.as_bytes().last() {
-            None | Some(b'{' | b'[' | b':' | b' ') => {}
+            None | Some(b'{' | b'[' | b':' | b' ' | b',') => {}
             Some(_) => self.text.push_str(self.between),
         }
     }
+}
+
+/// Writes a number; what formats all kinds of them takes several times as long.
+fn push_number(text: &mut String, value: u64) {
+    let (mut digits, mut begin, mut rest) = ([0; MAX_DIGITS], MAX_DIGITS, value);
+    loop {
+        begin -= 1;
+        digits[begin] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    text.push_str(str::from_utf8(&digits[begin..]).unwrap_or_default());
 }
 
 #[cfg(test)]
@@ -129,6 +168,21 @@ mod tests {
             let expected = json!({"a": 0, "b": u64::MAX, "c": ["x: ", "[", [], {}, true],
                 "d": "\"{\u{e4}\n", "e": null});
             assert_eq!(told, expected);
+        }
+    }
+
+    #[test]
+    fn what_stands_somewhere_is_repeated() {
+        for mut text in [JsonText::dense(), JsonText::of_qmp()] {
+            text.begin('[').string("x");
+            let begin = text.next_value();
+            text.begin('{').number_of("a", 1_234_567_890).end('}');
+            let place = text.since(begin);
+            text.begin('{').key("b").repeat(place.clone()).end('}');
+            text.repeat(place).end(']');
+            let told: Value = serde_json::from_str(&text.into_text()).expect("JSON");
+            let one = json!({"a": 1_234_567_890});
+            assert_eq!(told, json!(["x", one, {"b": one}, one]));
         }
     }
 }

@@ -8,7 +8,6 @@ use vellum::qcow2::{AsQcow2, BitmapView, Bitmaps, DirtyBitmap, MemoryBitmap};
 use vellum::{Error, ErrorKind, Result};
 
 use crate::Nodes;
-use crate::graph::NodeKind;
 use crate::nodes::unknown_node;
 
 /// A bitmap by its name, wherever it is.
@@ -41,12 +40,8 @@ pub(crate) struct BitmapState {
 /// # Errors
 /// If there is no such node, or the directory of its image cannot be read.
 pub(crate) async fn list(nodes: &Nodes, node: &str) -> Result<Vec<(NodeBitmap, BitmapState)>> {
-    // A filter over an image shows it, and has bitmaps of its own.
-    let known = nodes.known(node).map_err(|_| unknown_node(node))?;
-    let image = match known.kind {
-        NodeKind::Device(device) if known.driver == "qcow2" => Some(device),
-        _ => None,
-    };
+    let keepers = nodes.bitmap_keepers(node);
+    let (image, recorder) = keepers.ok_or_else(|| unknown_node(node))?;
     let mut found = Vec::new();
     if let Some(image) = image.as_ref().and_then(|image| image.as_qcow2()) {
         for info in image.bitmaps().list().await? {
@@ -61,7 +56,6 @@ pub(crate) async fn list(nodes: &Nodes, node: &str) -> Result<Vec<(NodeBitmap, B
             found.push((NodeBitmap { name, place }, state));
         }
     }
-    let recorder = nodes.recorder(node).unwrap_or_default();
     for bitmap in recorder.bitmaps() {
         let state = BitmapState {
             granularity_bytes: bitmap.granularity_bytes(),

@@ -182,6 +182,11 @@ impl Options {
     }
 
     /// The value of an option, left in place.
+    pub fn get(&self, key: &str) -> Option<&Scalar> {
+        self.entries.get(key)
+    }
+
+    /// A text, left in place.
     pub fn get_text(&self, key: &str) -> Option<&str> {
         match self.entries.get(key) {
             Some(Scalar::Text(text)) => Some(text),
@@ -213,9 +218,19 @@ impl Options {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for any other value.
     pub fn take_bool(&mut self, key: &str) -> Result<Option<bool>> {
-        match self.take(key) {
+        let value = self.get_bool(key);
+        self.take(key);
+        value
+    }
+
+    /// As [`Options::take_bool`], left in place.
+    ///
+    /// # Errors
+    /// As [`Options::take_bool`].
+    pub fn get_bool(&self, key: &str) -> Result<Option<bool>> {
+        match self.get(key) {
             None => Ok(None),
-            Some(Scalar::Bool(value)) => Ok(Some(value)),
+            Some(Scalar::Bool(value)) => Ok(Some(*value)),
             Some(Scalar::Text(text)) => match text.as_str() {
                 "on" | "yes" | "true" | "y" => Ok(Some(true)),
                 "off" | "no" | "false" | "n" => Ok(Some(false)),

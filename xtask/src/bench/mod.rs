@@ -9,6 +9,7 @@
 
 mod blkio;
 mod convert;
+mod fair;
 mod fio;
 mod load;
 mod options;
@@ -81,6 +82,7 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
     };
     let export = match kind.to_str() {
         Some("convert") => return convert::run(&Options::parse(arguments)?),
+        Some("fair") => return fair::run(&Options::parse(arguments)?),
         Some("vhost") => Export::Vhost,
         Some("fuse") => Export::Fuse,
         Some("nbd") => Export::Nbd,

@@ -9,7 +9,9 @@ pub const USAGE: &str = "\
 usage: cargo xtask bench vhost|fuse|nbd [--quick] [--seconds N] [--rounds N] [--only WORD]...
                          [--format FORMAT]... [--json FILE] [--vellum PROGRAM]
                          [--before PROGRAM | --transports]
-       cargo xtask bench convert [--quick] [--rounds N] [--only WORD]... [--vellum PROGRAM]";
+       cargo xtask bench convert [--quick] [--rounds N] [--only WORD]... [--vellum PROGRAM]
+       cargo xtask bench fair [--disks N] [--seconds N] [--rounds N] [--only WORD]...
+                         [--vellum PROGRAM] [--before PROGRAM]";
 
 const MIB: u64 = 1 << 20;
 
@@ -19,6 +21,8 @@ pub struct Options {
     /// A look at few rows, in less than a minute.
     pub is_quick: bool,
     pub disk_bytes: u64,
+    /// How many of them a daemon has, where it is about many.
+    pub disks: usize,
     pub vellum: Option<PathBuf>,
     /// Another program of ours, between ours and QEMU's.
     pub before: Option<PathBuf>,
@@ -41,6 +45,7 @@ impl Options {
         let mut options = Options {
             is_quick: false,
             disk_bytes: 1024 * MIB,
+            disks: 200,
             vellum: None,
             before: None,
             transports: false,
@@ -54,6 +59,7 @@ impl Options {
             match argument {
                 Arg::Long("quick") => options.is_quick = true,
                 Arg::Long("transports") => options.transports = true,
+                Arg::Long("disks") => options.disks = arguments.value()?.parse()?,
                 Arg::Long("seconds") => options.seconds = arguments.value()?.parse()?,
                 Arg::Long("rounds") => options.rounds = arguments.value()?.parse()?,
                 Arg::Long("only") => options.only.push(arguments.value()?.string()?),

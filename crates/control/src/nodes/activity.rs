@@ -47,7 +47,7 @@ impl Node {
         let common = self.origin.as_ref().map(|origin| {
             let mut flags = origin.around.flags.clone();
             flags.inactive = false;
-            CommonOptions::take(&mut origin.options.clone(), &flags)
+            CommonOptions::of(&origin.options, &flags)
         });
         matches!(common, Some(Ok(common)) if common.writable)
     }

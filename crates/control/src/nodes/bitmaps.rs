@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use vellum::BlockDevice;
 use vellum::nodes::{RecordedDevice, RecordedStorage, Recorder};
 
 use super::{Node, Nodes};
@@ -74,6 +75,25 @@ impl Nodes {
         // What a job's filter passes on is told to the node behind it alone.
         let node = named.nodes.get(node).filter(|node| !node.is_filter)?;
         Some(node.bitmaps.recorder.clone())
+    }
+
+    /// What keeps the bitmaps of a node, if there is one of this name: its image, where that is qcow2, and
+    /// what records its writes. A filter over an image shows it, and has bitmaps of its own.
+    pub(crate) fn bitmap_keepers(
+        &self,
+        node: &str,
+    ) -> Option<(Option<Arc<dyn BlockDevice>>, Arc<Recorder>)> {
+        let named = self.lock();
+        let node = named.nodes.get(node)?;
+        let image = match &node.opened.kind {
+            NodeKind::Device(device) if node.opened.driver == "qcow2" => Some(device.clone()),
+            _ => None,
+        };
+        let recorder = match node.is_filter {
+            true => Arc::default(),
+            false => node.bitmaps.recorder.clone(),
+        };
+        Some((image, recorder))
     }
 
     /// The cluster size of a node, or of what it shows if it has none, in bytes.
@@ -172,19 +192,6 @@ impl Nodes {
             Some(node) if node.is_filter => node.owner.clone(),
             _ => name.to_owned(),
         }
-    }
-
-    /// The node that has what another one shows, but for what is in its backing file: an image's data
-    /// file, or its file; what a filter, also one of a job, shows.
-    pub(crate) fn holder_of(&self, name: &str) -> Option<String> {
-        let named = self.lock();
-        let node = named.nodes.get(name)?;
-        if node.is_filter {
-            return Some(node.owner.clone());
-        }
-        let mut roles = ["data-file", "file", "raw", "image"].iter();
-        let found = roles.find_map(|role| named.uses.by_as(name, role))?;
-        Some(found.node.clone())
     }
 
     /// The node that another one shows: its backing file, or what a filter stands on.

@@ -185,7 +185,8 @@ impl Nodes {
             return Vec::new();
         }
         let named = self.lock();
-        let names = named.with_below(name);
+        let names = named.with_below(name).into_iter();
+        let names: Vec<String> = names.map(str::to_owned).collect();
         drop(named);
         throttle_groups::lift(Some(&names))
     }

@@ -84,7 +84,7 @@ impl NamedNode {
             return refuse("Cannot add a child to a quorum in blkverify mode".to_owned());
         }
         let number = self.next_child(parent);
-        if self.with_below(child).iter().any(|below| below == parent) {
+        if self.with_below(child).contains(&parent) {
             return refuse(format!(
                 "Making '{child}' a {PREFIX}{number} child of '{parent}' would create a cycle"
             ));
@@ -177,10 +177,9 @@ impl Nodes {
                 return Ok(());
             }
             let below = named.with_below(name);
-            let own: Vec<_> = below
-                .into_iter()
-                .filter(|one| named.is_part_of(one, parent))
-                .collect();
+            let own = below.into_iter();
+            let own = own.filter(|one| named.is_part_of(one, parent));
+            let own: Vec<String> = own.map(str::to_owned).collect();
             for one in own {
                 named.uses.own_by(&one, name);
                 named.nodes.set_owner(&one, name);

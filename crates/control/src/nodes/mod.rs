@@ -40,7 +40,7 @@ mod shared;
 mod uses;
 mod watch;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -61,9 +61,8 @@ pub(crate) use activity::inactive_child;
 use bitmaps::NodeBitmaps;
 pub use changes::DrainedUsers;
 pub(crate) use children::child_number;
-pub use describe::NodeInfo;
 pub(crate) use descriptions::DescriptionMemo;
-pub(crate) use inventory::{NodeState, Wanted};
+pub(crate) use inventory::{Inventory, NodeState, Wanted};
 use node_table::NodeTable;
 pub(crate) use reopen::may_change;
 use shared::SharedNodes;
@@ -109,7 +108,7 @@ struct NamedNode {
     /// Those that other images may stand on too.
     shared: SharedNodes,
     /// What is noted of writes, by the name of the node; some may be gone.
-    watches: BTreeMap<String, Arc<WriteWatch>>,
+    watches: HashMap<String, Arc<WriteWatch>>,
     next_name: u64,
 }
 
@@ -495,9 +494,16 @@ impl NamedNode {
     /// Names in an order in which each node comes before those that it stands on, and otherwise
     /// as they are.
     fn top_down(&self, names: Vec<String>) -> Vec<String> {
-        let places: BTreeMap<&str, usize> = names.iter().map(String::as_str).zip(0..).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let ordered = self.ordered_top_down(&names).into_iter();
+        ordered.map(str::to_owned).collect()
+    }
+
+    /// As [`NamedNode::top_down`].
+    fn ordered_top_down<'n>(&self, names: &[&'n str]) -> Vec<&'n str> {
+        let places: HashMap<&str, usize> = names.iter().copied().zip(0..).collect();
         let mut above = vec![0_usize; names.len()];
-        for name in &names {
+        for name in names {
             let below = self.uses.by(name).filter_map(|one| places.get(&*one.node));
             below.for_each(|&place| above[place] += 1);
         }
@@ -505,8 +511,8 @@ impl NamedNode {
         let mut tops: BTreeSet<usize> = (0..names.len()).filter(is_top).collect();
         let mut ordered = Vec::with_capacity(names.len());
         while let Some(top) = tops.pop_first() {
-            ordered.push(names[top].clone());
-            for one in self.uses.by(&names[top]) {
+            ordered.push(names[top]);
+            for one in self.uses.by(names[top]) {
                 let Some(&place) = places.get(&*one.node) else {
                     continue;
                 };

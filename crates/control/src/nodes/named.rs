@@ -205,13 +205,14 @@ impl NamedNode {
         let mut all = names.to_vec();
         for name in names {
             for below in self.with_below(name) {
-                let is_filter = self.nodes.get(&below).is_some_and(Node::is_filter_driver);
+                let is_filter = self.nodes.get(below).is_some_and(Node::is_filter_driver);
                 let leads_on = || {
-                    let mut further = self.with_below(&below).into_iter();
-                    further.any(|node| names.contains(&node))
+                    let mut further = self.with_below(below).into_iter();
+                    further.any(|node| names.iter().any(|name| name == node))
                 };
-                if is_filter && !all.contains(&below) && leads_on() {
-                    all.push(below);
+                let is_in = all.iter().any(|name| name == below);
+                if is_filter && !is_in && leads_on() {
+                    all.push(below.to_owned());
                 }
             }
         }
@@ -239,7 +240,7 @@ impl NamedNode {
             return None;
         };
         let new = &above.iter().find(|one| one.name == *parent)?.new;
-        let common = CommonOptions::take(&mut new.options.clone(), &new.around.flags).ok()?;
+        let common = CommonOptions::of(&new.options, &new.around.flags).ok()?;
         Some(common.child_flags(&new.around.flags))
     }
 

@@ -1,7 +1,8 @@
 //! What the files of open nodes are called, as these stand on each other now, and the order in
 //! which nodes were made.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde_json::{Value, json};
 use vellum::Result;
@@ -38,8 +39,9 @@ impl Nodes {
     /// would open is called `json:{...}`.
     pub fn filenames(&self) -> BTreeMap<String, String> {
         let named = self.lock();
-        let names = named.names_of(named.nodes.keys().cloned().collect(), Naming::AsTheyStand);
-        let text = |(node, name): (String, Name)| (node, name.text());
+        let nodes: Vec<&str> = named.nodes.keys().map(String::as_str).collect();
+        let names = named.names_of(&nodes, Naming::AsTheyStand);
+        let text = |(node, name): (&str, Name<'_>)| (node.to_owned(), name.text());
         names.into_iter().map(text).collect()
     }
 
@@ -52,11 +54,11 @@ impl Nodes {
             if !named.nodes.contains_key(shown) {
                 return Err(unknown_node(shown));
             }
-            let names = named.names_of(named.with_below(shown), Naming::ForHeaders);
-            (shown.to_owned(), names.get(shown).cloned())
+            let names = named.names_of(&named.with_below(shown), Naming::ForHeaders);
+            (shown.to_owned(), names.get(shown).map(Name::text))
         };
         let info = self.device(&shown)?.info();
-        let (name, format) = (found.map_or(info.name, |found| found.text()), info.format);
+        let (name, format) = (found.unwrap_or(info.name), info.format);
         Ok(BackingName {
             name,
             format: Some(format.to_owned()),
@@ -69,32 +71,17 @@ impl Nodes {
         let below = named.uses.by_as(name, "backing")?;
         let node = named.nodes.get(name)?;
         let text = node.opened.backing_text();
-        text.filter(|_| node.stands_by_header(&below.node))
-    }
-
-    /// The names of all nodes in the order in which QEMU makes them: a file before the image in it, and
-    /// what an image names after it.
-    pub fn in_order_of_making(&self) -> Vec<String> {
-        let named = self.lock();
-        let mut order = Vec::with_capacity(named.nodes.len());
-        let mut known = BTreeSet::new();
-        for root in &named.roots {
-            named.made_with(root, root, &mut known, &mut order);
-        }
-        let others = named.nodes.keys().map(String::as_str);
-        order.extend(others.filter(|name| !known.contains(name)));
-        order.into_iter().map(str::to_owned).collect()
+        text.filter(|text| node.stands_by_header(Some(text), &below.node))
     }
 }
 
 impl Node {
-    /// Whether it is its header that names the node which it stands on.
-    fn stands_by_header(&self, backing: &str) -> bool {
+    /// Whether it is its header, which says `text`, that names the node which it stands on.
+    fn stands_by_header(&self, text: Option<&str>, backing: &str) -> bool {
         let options = self.origin.as_ref().map(|origin| &origin.options);
-        let text = self.opened.backing_text();
         backing.starts_with(MADE_UP)
             && text.is_some()
-            && text == self.backing_text
+            && text == self.backing_text.as_deref()
             && options.is_some_and(|options| !options.keys().any(names_backing))
     }
 }
@@ -105,12 +92,25 @@ impl NamedNode {
         below.map(|one| (&*one.wanted.role, &*one.node))
     }
 
+    /// The names of all nodes in the order in which QEMU makes them: a file before the image in it, and
+    /// what an image names after it.
+    pub(super) fn in_order_of_making(&self) -> Vec<&str> {
+        let mut order = Vec::with_capacity(self.nodes.len());
+        let mut known = HashSet::new();
+        for root in &self.roots {
+            self.made_with(root, root, &mut known, &mut order);
+        }
+        let others = self.nodes.keys().map(String::as_str);
+        order.extend(others.filter(|name| !known.contains(name)));
+        order
+    }
+
     /// Adds a node of `owner`'s and those that were made with it.
     fn made_with<'a>(
         &'a self,
         name: &'a str,
         owner: &str,
-        known: &mut BTreeSet<&'a str>,
+        known: &mut HashSet<&'a str>,
         order: &mut Vec<&'a str>,
     ) {
         let is_own = self.nodes.get(name).is_some_and(|node| node.owner == owner);
@@ -130,15 +130,19 @@ impl NamedNode {
     }
 
     /// The names of nodes and of all that these stand on, who are among them.
-    pub(super) fn names_of(&self, nodes: Vec<String>, naming: Naming) -> BTreeMap<String, Name> {
-        let mut names = BTreeMap::new();
-        for node in self.top_down(nodes).into_iter().rev() {
+    pub(super) fn names_of<'a>(
+        &'a self,
+        nodes: &[&'a str],
+        naming: Naming,
+    ) -> HashMap<&'a str, Name<'a>> {
+        let mut names = HashMap::with_capacity(nodes.len());
+        for node in self.ordered_top_down(nodes).into_iter().rev() {
             let below = match naming {
-                Naming::AsTheyStand => &node,
-                Naming::ForHeaders => self.below_copies(&node),
+                Naming::AsTheyStand => node,
+                Naming::ForHeaders => self.below_copies(node),
             };
             let found = match below == node {
-                true => self.name_of(&node, &names),
+                true => self.name_of(node, &names),
                 false => names.get(below).cloned(),
             };
             if let Some(found) = found {
@@ -171,13 +175,13 @@ impl NamedNode {
     }
 
     /// A node and all that it stands on.
-    pub(super) fn with_below(&self, name: &str) -> Vec<String> {
-        let mut names = vec![name.to_owned()];
-        let mut known = BTreeSet::from([name.to_owned()]);
+    pub(super) fn with_below<'a>(&'a self, name: &'a str) -> Vec<&'a str> {
+        let mut names = vec![name];
+        let mut known = HashSet::from([name]);
         let mut at = 0;
-        while let Some(above) = names.get(at).cloned() {
-            let below = self.uses.by(&above).map(|one| &one.node);
-            names.extend(below.filter(|node| known.insert((*node).clone())).cloned());
+        while let Some(above) = names.get(at) {
+            let below = self.uses.by(above).map(|one| one.node.as_str());
+            names.extend(below.filter(|node| known.insert(*node)));
             at += 1;
         }
         names
@@ -189,16 +193,22 @@ impl NamedNode {
         nodes.find(|node| node.is_filter)
     }
 
-    fn name_of(&self, name: &str, known: &BTreeMap<String, Name>) -> Option<Name> {
+    fn name_of<'a>(
+        &'a self,
+        name: &'a str,
+        known: &HashMap<&'a str, Name<'a>>,
+    ) -> Option<Name<'a>> {
         let node = self.nodes.get(name)?;
-        let none = Options::default();
-        let options = node.origin.as_ref().map_or(&none, |origin| &origin.options);
+        let options = match &node.origin {
+            Some(origin) => Cow::Borrowed(&origin.options),
+            None => Cow::Owned(Options::default()),
+        };
         let child = |role: &str| {
             let (_, child) = self.children(name).find(|(key, _)| *key == role)?;
             known.get(child).cloned()
         };
         name_of_node(
-            node.opened.driver,
+            Cow::Borrowed(node.opened.driver),
             options,
             child,
             self.other_backing(name, node, known),
@@ -210,13 +220,13 @@ impl NamedNode {
         &self,
         name: &str,
         node: &Node,
-        known: &BTreeMap<String, Name>,
+        known: &HashMap<&str, Name<'_>>,
     ) -> Option<Value> {
         let text = node.opened.backing_text();
         let Some((_, backing)) = self.children(name).find(|(role, _)| *role == "backing") else {
             return text.map(|_| Value::Null);
         };
-        let by_header = node.stands_by_header(backing);
+        let by_header = node.stands_by_header(text.as_deref(), backing);
         let filter = self.filter_of(backing);
         let backing = known.get(backing)?;
         if let Some(filter) = filter {

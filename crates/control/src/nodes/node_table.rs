@@ -2,7 +2,7 @@
 //!
 //! Invariant: both ways lead to the same nodes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Deref;
 
 use super::Node;
@@ -12,7 +12,7 @@ use super::Node;
 pub(super) struct NodeTable {
     by_name: BTreeMap<String, Node>,
     /// The names of those that a node owns.
-    by_owner: BTreeMap<String, BTreeSet<String>>,
+    by_owner: HashMap<String, BTreeSet<String>>,
 }
 
 /// What only looks.

@@ -82,10 +82,10 @@ impl Nodes {
     /// The storages that some nodes stand on, whatever is in between.
     fn lowest_below(&self, names: &[String]) -> Vec<Arc<dyn Storage>> {
         let named = self.lock();
-        let mut below: Vec<String> = names.iter().flat_map(|it| named.with_below(it)).collect();
+        let mut below: Vec<&str> = names.iter().flat_map(|it| named.with_below(it)).collect();
         below.sort_unstable();
         below.dedup();
-        let nodes = below.iter().filter_map(|name| named.nodes.get(name));
+        let nodes = below.iter().filter_map(|name| named.nodes.get(*name));
         let storages = nodes.filter_map(|node| match &node.opened.kind {
             NodeKind::Storage(storage) => Some(storage.clone()),
             NodeKind::Device(_) => None,

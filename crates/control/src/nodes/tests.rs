@@ -166,13 +166,13 @@ fn what_a_failed_node_has_made_is_gone() {
     lane::block_on(async {
         let nodes = live_chain(&folder).await;
         let path = folder.path().join("other").display().to_string();
-        let before = nodes.list().len();
+        let before = nodes.bottom_up().len();
         let text = format!(
             "driver=qcow2,node-name=x,backing=over,file.driver=file,file.node-name=f,\
              file.filename={path},read-only=on,foo=1"
         );
         assert!(add(&nodes, &text).await.is_err());
-        assert_eq!(nodes.list().len(), before);
+        assert_eq!(nodes.bottom_up().len(), before);
         nodes.remove("over").await.unwrap();
         nodes.close().await.unwrap();
     });

@@ -5,7 +5,7 @@
 //! - What a job watches is not opened anew; what it only writes to may be, since it has a link there.
 //! - Uses are in the order in which they began, and found by who uses and by what is used.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use vellum::nodes::Link;
@@ -253,11 +253,11 @@ impl Use {
 pub(super) struct Uses {
     by_id: BTreeMap<u64, Use>,
     /// Numbers of the uses of each node.
-    of: BTreeMap<String, BTreeSet<u64>>,
+    of: HashMap<String, BTreeSet<u64>>,
     /// Numbers of the uses that each node makes of others.
-    by: BTreeMap<String, BTreeSet<u64>>,
+    by: HashMap<String, BTreeSet<u64>>,
     /// Numbers of the uses that end with the node of this name.
-    of_owner: BTreeMap<String, BTreeSet<u64>>,
+    of_owner: HashMap<String, BTreeSet<u64>>,
     next_id: u64,
 }
 
@@ -368,7 +368,7 @@ impl Uses {
     }
 }
 
-fn forget(index: &mut BTreeMap<String, BTreeSet<u64>>, name: &str, id: u64) {
+fn forget(index: &mut HashMap<String, BTreeSet<u64>>, name: &str, id: u64) {
     if let Some(ids) = index.get_mut(name) {
         ids.remove(&id);
         if ids.is_empty() {

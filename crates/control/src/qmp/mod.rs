@@ -117,11 +117,16 @@ pub fn answer(outcome: Outcome, id: Option<Value>) -> Value {
 /// The answer to a request as it goes to a client, a line.
 pub fn line(outcome: Written, id: Option<Value>) -> String {
     match (outcome, id) {
-        (Ok(value), None) => format!("{{\"return\": {value}}}\r\n"),
-        (Ok(value), Some(id)) => {
-            // As `json::compact` orders these two.
-            let id = json::compact(&id);
-            format!("{{\"return\": {value}, \"id\": {id}}}\r\n")
+        // An answer may have megabytes, which have no second place in memory.
+        (Ok(mut value), id) => {
+            value.insert_str(0, "{\"return\": ");
+            if let Some(id) = id {
+                // As `json::compact` orders these two.
+                value.push_str(", \"id\": ");
+                value.push_str(&json::compact(&id));
+            }
+            value.push_str("}\r\n");
+            value
         }
         (Err(failure), id) => text(&answer(Err(failure), id), false),
     }

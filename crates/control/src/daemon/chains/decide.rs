@@ -1,10 +1,8 @@
 //! What is to be done with a chain: pure, of what nodes are at one moment.
 
-use std::collections::BTreeMap;
-
 use serde_json::{Map, Value, json};
 
-use crate::nodes::NodeState;
+use crate::nodes::{Inventory, NodeState};
 use crate::qmp::{Arguments, Failure};
 
 /// What a chain may be.
@@ -162,20 +160,12 @@ impl Chain {
 }
 
 /// The chain that an image is in, if it is in one.
-pub(super) fn chain_of(
-    states: &BTreeMap<String, NodeState>,
-    exported: &[String],
-    name: &str,
-) -> Option<Chain> {
-    let layers_from = |top: &str| {
-        let below = |node: &&NodeState| states.get(node.shown_below()?);
-        let all = std::iter::successors(states.get(top), below).take(states.len());
-        all.collect::<Vec<_>>()
-    };
-    let own = layers_from(name).into_iter().find(|node| !node.is_filter)?;
-    let tops = states.values().filter(|node| !node.is_below);
+pub(super) fn chain_of(nodes: &Inventory, exported: &[String], name: &str) -> Option<Chain> {
+    let mut own_layers = nodes.layers(nodes.get(name));
+    let own = own_layers.find(|node| !node.is_filter)?;
+    let tops = nodes.iter().filter(|node| !node.is_below);
     let mut chains = tops
-        .map(|top| layers_from(&top.name))
+        .map(|top| nodes.layers(Some(top)).collect::<Vec<_>>())
         .filter(|layers| layers.iter().any(|node| node.name == own.name));
     let (Some(all), None) = (chains.next(), chains.next()) else {
         // It is several disks' base.
@@ -189,23 +179,17 @@ pub(super) fn chain_of(
     {
         return None;
     }
-    let path = |node: &NodeState| states.get(node.child("file")?)?.path.clone();
     let is_own = |node: &NodeState| {
-        let mut parents = states.values().flat_map(|other| &other.children);
-        let users = parents
-            .by_ref()
-            .filter(|(_, child)| *child == node.name)
-            .count();
-        let path = path(node);
-        let same_file = states.values().filter(|other| other.path == path).count();
-        path.is_some() && same_file == 1 && users <= 1
+        let path = nodes.child(node, "file").and_then(NodeState::path);
+        let same_file = nodes.iter().filter(|other| other.path() == path).count();
+        path.is_some() && same_file == 1 && nodes.count_parents(&node.name) <= 1
     };
     let images: Vec<&&NodeState> = all.iter().filter(|node| !node.is_filter).collect();
     let layers = images.iter().map(|node| Layer {
         name: node.name.clone(),
-        allocated_bytes: node
-            .child("file")
-            .and_then(|file| states.get(file)?.allocated_bytes)
+        allocated_bytes: nodes
+            .child(node, "file")
+            .and_then(|file| file.allocated_bytes)
             .unwrap_or_default(),
         is_own: is_own(node),
     });

@@ -24,7 +24,7 @@ use serde_json::{Map, Value, json};
 use vellum_io::{lane, spawn};
 
 use super::{Daemon, carry_out};
-use crate::nodes::{NodeState, Wanted};
+use crate::nodes::{Inventory, Wanted};
 use crate::qmp::{Arguments, Outcome};
 use decide::{Act, Chain, Leaving, Policy, chain_of};
 
@@ -145,18 +145,14 @@ impl ChainPolicies {
 }
 
 impl Daemon {
-    fn look_at_nodes(&self) -> (BTreeMap<String, NodeState>, Vec<String>) {
+    fn look_at_nodes(&self) -> (Inventory, Vec<String>) {
         let wanted = Wanted {
-            of: None,
-            filenames: false,
             sizes: true,
+            ..Wanted::default()
         };
-        let states = self.nodes.inventory(wanted).into_iter();
         let exports = self.counted.list(&self.nodes).into_iter();
-        (
-            states.map(|state| (state.name.clone(), state)).collect(),
-            exports.map(|export| export.node).collect(),
-        )
+        let exported = exports.map(|export| export.node).collect();
+        (self.nodes.inventory(wanted), exported)
     }
 
     async fn keep_chains(self: Rc<Self>) {
@@ -169,9 +165,9 @@ impl Daemon {
             if names.is_empty() {
                 continue;
             }
-            let (states, exported) = self.look_at_nodes();
+            let (nodes, exported) = self.look_at_nodes();
             for name in names {
-                let acted = pin!(self.keep_chain(&states, &exported, &name));
+                let acted = pin!(self.keep_chain(&nodes, &exported, &name));
                 if let Either::Right(_) = select(acted, pin!(self.stop.wait())).await {
                     return;
                 }
@@ -179,13 +175,8 @@ impl Daemon {
         }
     }
 
-    async fn keep_chain(
-        self: &Rc<Self>,
-        states: &BTreeMap<String, NodeState>,
-        exported: &[String],
-        name: &str,
-    ) {
-        let chain = chain_of(states, exported, name);
+    async fn keep_chain(self: &Rc<Self>, nodes: &Inventory, exported: &[String], name: &str) {
+        let chain = chain_of(nodes, exported, name);
         if let Some(job) = self.jobs.find(&job_of(name)) {
             let id = json!({"id": job_of(name)});
             match job.state().status {
@@ -228,9 +219,8 @@ impl Daemon {
         let Some(leaving) = leaving.filter(|_| failure.is_none()) else {
             return;
         };
-        let (states, exported) = self.look_at_nodes();
-        let below = |node: &&NodeState| states.get(node.shown_below()?);
-        let shown = std::iter::successors(states.get(&leaving.top), below).take(states.len());
+        let (nodes, exported) = self.look_at_nodes();
+        let shown = nodes.layers(nodes.get(&leaving.top));
         let shown: Vec<&str> = shown.map(|node| node.name.as_str()).collect();
         let is_top_left = leaving.nodes.contains(&leaving.top);
         let have_moved = leaving.is_ours || exported.contains(&leaving.base);
@@ -240,7 +230,7 @@ impl Daemon {
                 true => have_moved && !exported.contains(&leaving.top),
                 false => !shown.contains(&node.as_str()),
             };
-            if is_stale && states.contains_key(node) {
+            if is_stale && nodes.get(node).is_some() {
                 self.ask(name, "blockdev-del", json!({"node-name": node}))
                     .await;
             }

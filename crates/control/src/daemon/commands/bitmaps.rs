@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use crate::Nodes;
 use crate::node_bitmap::{self as bitmap, BitmapState, NodeBitmap};
-use crate::nodes::{NodeInfo, unknown};
+use crate::nodes::unknown;
 use crate::qmp::{Arguments, Failure, Outcome};
 use serde_json::{Value, json};
 use vellum::BlockDevice;
@@ -56,16 +56,16 @@ impl BitmapRef {
 pub(super) async fn describe(
     daemon: &Daemon,
     nodes: &Nodes,
-    node: &NodeInfo,
+    node: &str,
 ) -> Result<Vec<Value>, Failure> {
     let mut described = Vec::new();
-    for (bitmap, state) in bitmap::list(nodes, &node.name).await?.into_iter().rev() {
+    for (bitmap, state) in bitmap::list(nodes, node).await?.into_iter().rev() {
         let granularity_bytes = state.granularity_bytes;
         let mut one = json!({
             "name": bitmap.name,
             "recording": state.records && state.consistent,
             "persistent": state.persistent,
-            "busy": is_kept(daemon, nodes, &node.name, &bitmap.name),
+            "busy": is_kept(daemon, nodes, node, &bitmap.name),
             "granularity": granularity_bytes,
             "count": 0,
         });

@@ -4,7 +4,8 @@
 //! QEMU's daemon counts nothing: its exports have no names there. Here each export counts what its
 //! clients ask for, and is listed by its id. A node counts what the exports that show it now do.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -12,10 +13,10 @@ use serde_json::{Value, json};
 use vellum_export::accounting::{Accounting, Histogram, Operation, OperationTotals};
 
 use super::{Daemon, done, no_device};
-use crate::daemon::DaemonState;
+use crate::daemon::export::ExportInfo;
 use crate::json;
 use crate::json_text::JsonText;
-use crate::nodes::Nodes;
+use crate::nodes::{Inventory, NodeState, Wanted};
 use crate::qmp::{Arguments, Failure, Outcome, Written};
 
 /// What is counted of each export.
@@ -47,20 +48,23 @@ pub(super) async fn write(daemon: Rc<Daemon>, mut arguments: Arguments) -> Writt
     let of_nodes = arguments.switch("query-nodes")?.unwrap_or(false);
     arguments.finish()?;
     let parts = daemon.parts.lock().await;
-    let mut stats = Statistics::of(&parts);
+    let inventory = parts.nodes.inventory(Wanted {
+        making: of_nodes,
+        ..Wanted::default()
+    });
+    let exports = parts.exports.accounted(&parts.nodes);
+    let mut stats = Statistics::of(&inventory, &exports);
     let mut text = JsonText::of_qmp();
     text.begin('[');
     match of_nodes {
         true => {
-            for name in parts.nodes.in_order_of_making() {
-                if stats.nodes.contains_key(&name) {
-                    text.raw(&stats.node(&name, Depth::Files));
-                }
+            for number in inventory.in_order_of_making() {
+                stats.node(&mut text, *number, Depth::Files);
             }
         }
         false => {
-            for (export, accounting) in parts.exports.accounted(&parts.nodes) {
-                stats.export(&mut text, &export.id, &export.node, &accounting);
+            for (export, accounting) in &exports {
+                stats.export(&mut text, export, accounting);
             }
         }
     }
@@ -79,86 +83,98 @@ enum Depth {
 
 /// What is told, as of one moment.
 struct Statistics<'a> {
-    graph: &'a Nodes,
-    /// The drivers of nodes.
-    nodes: BTreeMap<String, &'static str>,
-    /// What exports have counted, by the node that they show.
-    exports: BTreeMap<String, Vec<Arc<Accounting>>>,
-    /// What was told of nodes: many may stand on one.
-    written: BTreeMap<String, Rc<str>>,
+    nodes: &'a Inventory,
+    /// What exports have counted, by the number of the node that they show.
+    exports: HashMap<usize, Vec<&'a Accounting>>,
+    /// Where it stands what was told of nodes: many may stand on one.
+    written: HashMap<usize, Range<usize>>,
 }
 
-impl Statistics<'_> {
-    fn of(parts: &DaemonState) -> Statistics<'_> {
-        let mut exports: BTreeMap<String, Vec<Arc<Accounting>>> = BTreeMap::new();
-        for (export, accounting) in parts.exports.accounted(&parts.nodes) {
-            exports.entry(export.node).or_default().push(accounting);
+impl<'a> Statistics<'a> {
+    fn of(nodes: &'a Inventory, accounted: &'a [(ExportInfo, Arc<Accounting>)]) -> Self {
+        let mut exports: HashMap<usize, Vec<&Accounting>> = HashMap::new();
+        for (export, accounting) in accounted {
+            if let Some(number) = nodes.number(&export.node) {
+                exports.entry(number).or_default().push(accounting);
+            }
         }
         Statistics {
-            graph: &parts.nodes,
-            nodes: parts.nodes.drivers(),
+            nodes,
             exports,
-            written: BTreeMap::new(),
+            written: HashMap::new(),
         }
     }
 
-    fn export(&mut self, text: &mut JsonText, id: &str, node: &str, accounting: &Arc<Accounting>) {
-        text.begin('{').string_of("device", id);
-        let is_there = self.nodes.contains_key(node);
-        let holder = self.graph.holder_of(node).filter(|_| is_there);
-        let backing = self.graph.backing_of(node).filter(|_| is_there);
+    fn export(&mut self, text: &mut JsonText, export: &ExportInfo, accounting: &Accounting) {
+        text.begin('{').string_of("device", &export.id);
+        let node = self.nodes.get(&export.node);
+        let holder = node.and_then(|node| self.nodes.holder(node));
+        let backing = node.and_then(|node| self.nodes.backing(node));
         self.child(text, "parent", holder, Depth::Chain);
         text.key("stats");
-        let counts = Counts::of(std::slice::from_ref(accounting));
+        let counts = Counts::of(&[accounting]);
         counts.write(text, accounting.highest_written_bytes(), Some(accounting));
         self.child(text, "backing", backing, Depth::Chain);
-        text.string_of("node-name", node).end('}');
+        text.string_of("node-name", &export.node).end('}');
     }
 
-    /// What there is to tell of a node, with those that it stands on.
-    fn node(&mut self, name: &str, depth: Depth) -> Rc<str> {
-        if let Some(known) = self.written.get(name) {
-            return known.clone();
+    /// Writes what there is to tell of a node, with those that it stands on.
+    fn node(&mut self, text: &mut JsonText, number: usize, depth: Depth) {
+        if let Some(place) = self.written.get(&number) {
+            text.repeat(place.clone());
+            return;
         }
-        let accountings = self.exports.get(name).cloned().unwrap_or_default();
-        let highest = accountings.iter().map(|one| one.highest_written_bytes());
-        let mut highest_bytes = highest.max().unwrap_or(0);
-        let watch = self.graph.write_watch(name).ok().flatten();
-        if let Some(watch) = &watch {
-            highest_bytes = watch.highest_written_bytes();
-        }
-        let mut text = JsonText::of_qmp();
+        let Some(node) = self.nodes.node(number) else {
+            return;
+        };
+        let accountings = self.exports.get(&number).cloned().unwrap_or_default();
+        let highest_bytes = match &node.watch {
+            Some(watch) => watch.highest_written_bytes(),
+            None => {
+                let highest = accountings.iter().map(|one| one.highest_written_bytes());
+                highest.max().unwrap_or(0)
+            }
+        };
+        let begin = text.next_value();
         text.begin('{');
-        self.child(&mut text, "parent", self.graph.holder_of(name), depth);
+        self.child(text, "parent", self.nodes.holder(node), depth);
         text.key("stats");
-        Counts::of(&accountings).write(&mut text, highest_bytes, None);
+        Counts::of(&accountings).write(text, highest_bytes, None);
         if depth == Depth::Chain {
-            self.child(&mut text, "backing", self.graph.backing_of(name), depth);
+            self.child(text, "backing", self.nodes.backing(node), depth);
         }
-        text.string_of("node-name", name);
-        let driver = self.nodes.get(name).copied().unwrap_or_default();
-        if let Some(watch) = watch
-            && matches!(driver, "file" | "host_device")
-        {
-            let (discards, bytes) = watch.discarded();
-            text.key("driver-specific").begin('{');
-            text.number_of("discard-bytes-ok", bytes);
-            text.number_of("discard-nb-ok", discards);
-            text.string_of("driver", driver);
-            text.number_of("discard-nb-failed", 0).end('}');
-        }
+        text.string_of("node-name", &node.name);
+        write_specific(text, node);
         text.end('}');
-        let written: Rc<str> = text.into_text().into();
-        self.written.insert(name.to_owned(), written.clone());
-        written
+        self.written.insert(number, text.since(begin));
     }
 
     /// Adds a node that another one stands on, with those below it.
-    fn child(&mut self, text: &mut JsonText, key: &str, child: Option<String>, depth: Depth) {
-        if let Some(child) = child.filter(|child| self.nodes.contains_key(child)) {
-            let told = self.node(&child, depth);
-            text.key(key).raw(&told);
+    fn child(
+        &mut self,
+        text: &mut JsonText,
+        key: &'static str,
+        child: Option<usize>,
+        depth: Depth,
+    ) {
+        if let Some(child) = child {
+            text.key(key);
+            self.node(text, child, depth);
         }
+    }
+}
+
+/// What only the files of the host have.
+fn write_specific(text: &mut JsonText, node: &NodeState) {
+    if let Some(watch) = &node.watch
+        && matches!(node.driver, "file" | "host_device")
+    {
+        let (discards, bytes) = watch.discarded();
+        text.key("driver-specific").begin('{');
+        text.number_of("discard-bytes-ok", bytes);
+        text.number_of("discard-nb-ok", discards);
+        text.string_of("driver", node.driver);
+        text.number_of("discard-nb-failed", 0).end('}');
     }
 }
 
@@ -170,7 +186,7 @@ struct Counts {
 }
 
 impl Counts {
-    fn of(accountings: &[Arc<Accounting>]) -> Counts {
+    fn of(accountings: &[&Accounting]) -> Counts {
         let of = OPERATIONS.map(|operation| {
             let mut sum = OperationTotals::default();
             for accounting in accountings {
@@ -190,9 +206,9 @@ impl Counts {
 
     /// In the words of `BlockDeviceStats`. What is refused reaches no disk, and is not counted; no disk
     /// here has zones.
-    fn write(&self, text: &mut JsonText, highest_bytes: u64, export: Option<&Arc<Accounting>>) {
+    fn write(&self, text: &mut JsonText, highest_bytes: u64, export: Option<&Accounting>) {
         let [read, write, flush, discard] = &self.of;
-        let histogram = |text: &mut JsonText, key: &str, operation: Operation| {
+        let histogram = |text: &mut JsonText, key: &'static str, operation: Operation| {
             let found = export.and_then(|export| export.histogram(operation));
             if let Some(histogram) = found {
                 text.key(key)

@@ -1,6 +1,7 @@
 //! Commands of QEMU's developers about the graph: what it looks like, which thread a node runs in,
 //! children that come and go.
 
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use serde_json::{Value, json};
@@ -44,20 +45,19 @@ fn describe(nodes: &Nodes) -> Value {
     let uses = nodes.uses();
     // Exports, then jobs, then nodes, those below first; each export is one of its own.
     let mut vertices: Vec<(Option<u64>, Vertex)> = Vec::new();
+    let mut known = HashSet::new();
     for kind in ["block-backend", "block-job"] {
         for (id, user, _, _) in &uses {
             let one = (matches!(user, User::Export(_)).then_some(*id), vertex(user));
-            if one.1.0 == kind && !vertices.contains(&one) {
+            if one.1.0 == kind && known.insert(one.clone()) {
                 vertices.push(one);
             }
         }
     }
     let names = nodes.bottom_up().into_iter();
     vertices.extend(names.map(|name| (None, ("block-driver", name))));
-    let number = |wanted: &(Option<u64>, Vertex)| {
-        let at = vertices.iter().position(|one| one == wanted);
-        at.map_or(0, |at| at + 1)
-    };
+    let numbers: HashMap<_, usize> = vertices.iter().zip(1..).collect();
+    let number = |wanted: &(Option<u64>, Vertex)| numbers.get(wanted).copied().unwrap_or(0);
     let edge = |(id, user, node, wanted): &(u64, User, String, RequiredAccess)| {
         let parent = (matches!(user, User::Export(_)).then_some(*id), vertex(user));
         let shared = Changes {

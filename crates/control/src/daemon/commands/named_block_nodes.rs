@@ -1,6 +1,7 @@
 //! `query-named-block-nodes`.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::ops::Range;
 use std::rc::Rc;
 
 use serde_json::Value;
@@ -13,7 +14,7 @@ use crate::backing;
 use crate::filename;
 use crate::json;
 use crate::json_text::JsonText;
-use crate::nodes::{NodeInfo, Nodes};
+use crate::nodes::{Inventory, NodeState, Wanted};
 use crate::qmp::{Arguments, Written};
 
 /// Lengths are told in whole sectors.
@@ -27,16 +28,24 @@ pub(super) async fn write(daemon: Rc<Daemon>, mut arguments: Arguments) -> Writt
     let is_flat = arguments.switch("flat")?.unwrap_or(false);
     arguments.finish()?;
     let parts = daemon.parts.lock().await;
-    let mut listed = Listed::of(&parts.nodes, is_flat);
+    let inventory = parts.nodes.inventory(Wanted {
+        filenames: true,
+        sizes: true,
+        making: true,
+        ..Wanted::default()
+    });
+    let mut listed = Listed {
+        nodes: &inventory,
+        is_flat,
+        below: HashMap::new(),
+    };
     let mut text = JsonText::of_qmp();
     text.begin('[');
-    for (at, name) in parts.nodes.in_order_of_making().iter().rev().enumerate() {
-        let Some(node) = listed.nodes.get(name) else {
-            continue;
-        };
-        let bitmaps = bitmaps::describe(&daemon, &parts.nodes, node).await?;
-        let node = node.clone();
-        listed.describe(&mut text, &node, bitmaps);
+    let numbers = inventory.in_order_of_making().iter().rev();
+    let nodes = numbers.filter_map(|number| inventory.node(*number));
+    for (at, node) in nodes.enumerate() {
+        let bitmaps = bitmaps::describe(&daemon, &parts.nodes, &node.name).await?;
+        listed.describe(&mut text, node, bitmaps);
         if at % NODES_A_TURN == NODES_A_TURN - 1 {
             lane::yield_now().await;
         }
@@ -47,69 +56,43 @@ pub(super) async fn write(daemon: Rc<Daemon>, mut arguments: Arguments) -> Writt
 
 /// All nodes, as of one moment.
 struct Listed<'a> {
-    graph: &'a Nodes,
-    nodes: BTreeMap<String, Rc<NodeInfo>>,
-    filenames: BTreeMap<String, String>,
+    nodes: &'a Inventory,
     /// Of each chain only the first image is told of.
     is_flat: bool,
-    /// Images that others stand on, as they were told of: many may stand on one.
-    below: BTreeMap<String, Rc<str>>,
+    /// Where it stands what was told of images that others stand on, by their numbers: many may stand
+    /// on one.
+    below: HashMap<usize, Range<usize>>,
 }
 
-impl Listed<'_> {
-    fn of(graph: &Nodes, is_flat: bool) -> Listed<'_> {
-        let nodes = graph.list().into_iter();
-        Listed {
-            graph,
-            nodes: nodes
-                .map(|node| (node.name.clone(), Rc::new(node)))
-                .collect(),
-            filenames: graph.filenames(),
-            is_flat,
-            below: BTreeMap::new(),
-        }
+impl<'a> Listed<'a> {
+    fn child(&self, node: &NodeState, role: &str) -> Option<&'a NodeState> {
+        self.nodes.child(node, role)
     }
 
-    fn filename<'a>(&'a self, node: &'a NodeInfo) -> &'a str {
-        self.filenames.get(&node.name).unwrap_or(&node.filename)
-    }
-
-    fn child(&self, node: &NodeInfo, role: &str) -> Option<&Rc<NodeInfo>> {
-        self.nodes.get(&self.graph.child_of(&node.name, role)?)
-    }
-
-    /// What a node shows where it has nothing of its own; all of it, for a filter.
-    fn shown_below(&self, node: &NodeInfo) -> Option<&Rc<NodeInfo>> {
-        self.nodes.get(&self.graph.shown_below(&node.name)?)
-    }
-
-    fn describe(&mut self, text: &mut JsonText, node: &Rc<NodeInfo>, bitmaps: Vec<Value>) {
-        let encrypted = node.device.as_ref().and_then(|device| {
+    fn describe(&mut self, text: &mut JsonText, node: &NodeState, bitmaps: Vec<Value>) {
+        let encrypted = node.device().and_then(|device| {
             let header = device.as_qcow2()?.header();
             Some(header.crypt_method != Default::default())
         });
-        let mut depth = 0;
-        let mut below = self.shown_below(node).filter(|_| !self.is_flat);
-        while let Some(next) = below {
-            depth += 1;
-            below = self.shown_below(next);
-        }
+        let depth = match self.is_flat {
+            true => 0,
+            false => self.nodes.layers(Some(node)).skip(1).count() as u64,
+        };
         text.begin('{').number_of("iops_rd", 0);
-        text.string_of("detect_zeroes", &node.detect_zeroes);
-        text.key("active").switch(node.active).key("image");
+        text.string_of("detect_zeroes", node.detect_zeroes());
+        text.key("active").switch(node.is_active).key("image");
         self.describe_image(text, node);
         text.number_of("iops_wr", 0)
             .key("ro")
-            .switch(!node.writable);
+            .switch(node.read_only);
         text.string_of("node-name", &node.name);
         text.number_of("backing_file_depth", depth);
         text.string_of("drv", node.driver);
         text.number_of("iops", 0).number_of("bps_wr", 0);
-        let watch = self.graph.write_watch(&node.name).ok().flatten();
-        let threshold_bytes = watch.map_or(0, |watch| watch.threshold_bytes());
-        text.number_of("write_threshold", threshold_bytes);
+        let threshold_bytes = node.watch.as_ref().map(|watch| watch.threshold_bytes());
+        text.number_of("write_threshold", threshold_bytes.unwrap_or(0));
         if let Some(backing) = self.child(node, "backing") {
-            text.string_of("backing_file", self.filename(backing));
+            text.string_of("backing_file", &backing.shown_name());
         }
         if !bitmaps.is_empty() {
             let bitmaps = json::compact(&Value::Array(bitmaps));
@@ -117,40 +100,43 @@ impl Listed<'_> {
         }
         text.key("encrypted").switch(encrypted.unwrap_or(false));
         text.number_of("bps", 0).number_of("bps_rd", 0);
+        let cache = node.cache();
         text.key("cache").begin('{');
-        text.key("no-flush").switch(node.cache.no_flush);
-        text.key("direct").switch(node.cache.direct);
+        text.key("no-flush").switch(cache.no_flush);
+        text.key("direct").switch(cache.direct);
         text.key("writeback").switch(true).end('}');
-        text.string_of("file", self.filename(node)).end('}');
+        text.string_of("file", &node.shown_name()).end('}');
     }
 
-    /// The image below one, written once however many stand on it.
-    fn image_below(&mut self, node: &NodeInfo) -> Option<Rc<str>> {
-        let below = self.shown_below(node).filter(|_| !self.is_flat)?.clone();
-        if let Some(known) = self.below.get(&below.name) {
-            return Some(known.clone());
+    /// Adds the image below one.
+    fn describe_below(&mut self, text: &mut JsonText, node: &NodeState) {
+        let below = self.nodes.number_below(node).filter(|_| !self.is_flat);
+        let found = below.and_then(|number| Some((number, self.nodes.node(number)?)));
+        let Some((number, image)) = found else {
+            return;
+        };
+        text.key("backing-image");
+        if let Some(place) = self.below.get(&number) {
+            text.repeat(place.clone());
+            return;
         }
-        let mut text = JsonText::of_qmp();
-        self.describe_image(&mut text, &below);
-        let written: Rc<str> = text.into_text().into();
-        self.below.insert(below.name.clone(), written.clone());
-        Some(written)
+        let begin = text.next_value();
+        self.describe_image(text, image);
+        self.below.insert(number, text.since(begin));
     }
 
-    fn describe_image(&mut self, text: &mut JsonText, node: &NodeInfo) {
+    fn describe_image(&mut self, text: &mut JsonText, node: &NodeState) {
         text.begin('{');
-        if let Some(below) = self.image_below(node) {
-            text.key("backing-image").raw(&below);
-        }
-        let named = node.device.as_ref().map(|device| backing::named(&**device));
+        self.describe_below(text, node);
+        let named = node.device().map(|device| backing::named(&**device));
         let named = named.unwrap_or_default();
         if let Some(format) = &named.format {
             text.string_of("backing-filename-format", format);
         }
         let size_bytes = node.size_bytes.next_multiple_of(SECTOR_BYTES);
         text.number_of("virtual-size", size_bytes);
-        text.string_of("filename", self.filename(node));
-        let info = node.device.as_ref().map(|device| device.info());
+        text.string_of("filename", &node.shown_name());
+        let info = node.device().map(|device| device.info());
         if let Some(bytes) = info.and_then(|info| info.cluster_size_bytes) {
             text.number_of("cluster-size", bytes);
         }
@@ -160,7 +146,7 @@ impl Listed<'_> {
         }
         if let Some(name) = &named.name {
             let file = self.child(node, "file").map_or(node, |file| file);
-            if let Ok(full) = filename::resolve(self.filename(file), name) {
+            if let Ok(full) = filename::resolve(&file.shown_name(), name) {
                 text.string_of("full-backing-filename", &full);
             }
             text.string_of("backing-filename", name);
@@ -172,7 +158,7 @@ impl Listed<'_> {
     }
 
     /// What a node takes on its disk: an image, what its files take.
-    fn allocated_bytes(&self, node: &NodeInfo) -> Option<u64> {
+    fn allocated_bytes(&self, node: &NodeState) -> Option<u64> {
         let files = ["file", "data-file"].map(|role| self.child(node, role));
         let mut files = files.into_iter().flatten().peekable();
         match files.peek() {
@@ -182,15 +168,15 @@ impl Listed<'_> {
     }
 
     /// Whether an image is marked dirty, as far as drivers tell of that.
-    fn is_dirty(&self, node: &NodeInfo) -> Option<bool> {
-        let qcow2 = node.device.as_ref().and_then(|device| device.as_qcow2());
+    fn is_dirty(&self, node: &NodeState) -> Option<bool> {
+        let qcow2 = node.device().and_then(|device| device.as_qcow2());
         if let Some(qcow2) = qcow2 {
             return Some(qcow2.header().incompatible.contains(Incompatible::DIRTY));
         }
         match node.driver {
             "file" | "host_device" => Some(false),
             "raw" | "luks" => self.is_dirty(self.child(node, "file")?),
-            _ if node.backing.is_none() => self.is_dirty(self.shown_below(node)?),
+            _ if self.nodes.backing(node).is_none() => self.is_dirty(self.nodes.shown_below(node)?),
             _ => None,
         }
     }

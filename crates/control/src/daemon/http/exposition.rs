@@ -128,7 +128,13 @@ impl Family<'_> {
 }
 
 fn push_escaped(text: &mut String, value: &str) {
-    // Most need nothing.
+    // Most need nothing, and bytes are looked at sooner than letters.
+    if !value
+        .bytes()
+        .any(|byte| matches!(byte, b'\\' | b'"' | b'\n'))
+    {
+        return text.push_str(value);
+    }
     let mut rest = value;
     while let Some(at) = rest.find(['\\', '"', '\n']) {
         text.push_str(&rest[..at]);

@@ -195,7 +195,7 @@ fn bound_seconds(bin: usize) -> Option<f64> {
 fn write_nodes(text: &mut Exposition, picture: &Picture) {
     let help = "The size of a node: of an image that of its disk, of a file its length.";
     let mut sizes = text.family("vellum_node_size_bytes", Kind::Gauge, help);
-    for node in picture.nodes.values() {
+    for node in picture.nodes.iter() {
         sizes.sample(
             &[("node", &node.name), ("driver", node.driver)],
             node.size_bytes,
@@ -203,14 +203,14 @@ fn write_nodes(text: &mut Exposition, picture: &Picture) {
     }
     let help = "Bytes that a node takes on its file system.";
     let mut allocated = text.family("vellum_node_allocated_bytes", Kind::Gauge, help);
-    for node in picture.nodes.values() {
+    for node in picture.nodes.iter() {
         if let Some(bytes) = picture.allocated_bytes(node) {
             allocated.sample(&[("node", &node.name), ("driver", node.driver)], bytes);
         }
     }
     let help = "The length of the file that an image is in.";
     let mut files = text.family("vellum_node_file_bytes", Kind::Gauge, help);
-    for node in picture.nodes.values().filter(|node| node.device.is_some()) {
+    for node in picture.nodes.iter().filter(|node| node.device().is_some()) {
         if let Some(bytes) = picture.file_bytes(node) {
             files.sample(&[("node", &node.name), ("driver", node.driver)], bytes);
         }
@@ -230,12 +230,12 @@ fn write_nodes(text: &mut Exposition, picture: &Picture) {
 fn watched(
     picture: &Picture,
 ) -> impl Iterator<Item = (&NodeState, &vellum_storage::nodes::watch::WriteWatch)> {
-    let nodes = picture.nodes.values();
+    let nodes = picture.nodes.iter();
     nodes.filter_map(|node| Some((node, &**node.watch.as_ref()?)))
 }
 
 fn write_caches(text: &mut Exposition, picture: &Picture) {
-    let all = picture.nodes.values().filter_map(|node| {
+    let all = picture.nodes.iter().filter_map(|node| {
         let caches = caches(node)?;
         let named = [
             ("l2", caches.l2),
@@ -277,7 +277,7 @@ fn write_caches(text: &mut Exposition, picture: &Picture) {
 }
 
 fn write_logs(text: &mut Exposition, picture: &Picture) {
-    let nodes = picture.nodes.values();
+    let nodes = picture.nodes.iter();
     let all = nodes.filter_map(|node| Some((&node.name, write_log(node)?)));
     let all: Vec<_> = all.collect();
     let help = "What the records in a write log take that a crash would have replayed.";

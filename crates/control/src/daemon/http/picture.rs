@@ -3,96 +3,102 @@
 //! A disk is a node that no other node stands on. Its layers are what it shows, from the top down:
 //! filters, and the images of its chain.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use vellum::qcow2::{AsQcow2, CacheCounts, WriteLogUsage};
 
 use super::moment::Moment;
 use crate::daemon::export::CountedExport;
-use crate::nodes::NodeState;
+use crate::nodes::{Inventory, NodeState};
 
 /// See the module's head.
 #[derive(Debug)]
 pub(super) struct Picture {
-    pub(super) nodes: BTreeMap<String, NodeState>,
+    pub(super) nodes: Inventory,
     pub(super) moment: Moment,
-    /// The places of exports in the moment, by the nodes that they show.
-    exports: HashMap<String, Vec<usize>>,
+    /// The places of exports in the moment, by the numbers of the nodes that they show.
+    exports: HashMap<usize, Vec<usize>>,
 }
 
 impl Picture {
-    pub(super) fn new(nodes: Vec<NodeState>, moment: Moment) -> Picture {
-        let mut exports: HashMap<String, Vec<usize>> = HashMap::new();
+    pub(super) fn new(nodes: Inventory, moment: Moment) -> Picture {
+        let mut exports: HashMap<usize, Vec<usize>> = HashMap::new();
         for (at, export) in moment.exports.iter().enumerate() {
-            exports.entry(export.node.clone()).or_default().push(at);
+            if let Some(number) = nodes.number(&export.node) {
+                exports.entry(number).or_default().push(at);
+            }
         }
-        let nodes = nodes.into_iter();
         Picture {
-            nodes: nodes.map(|node| (node.name.clone(), node)).collect(),
+            nodes,
             moment,
             exports,
         }
     }
 
-    /// The disks, in the order of their names.
-    pub(super) fn disks(&self) -> impl Iterator<Item = &NodeState> {
-        self.nodes.values().filter(|node| !node.is_below)
+    /// The disks with their numbers, in the order of their names.
+    pub(super) fn disks(&self) -> impl Iterator<Item = Disk<'_>> {
+        let all = self.nodes.iter().enumerate();
+        all.filter_map(|(number, node)| self.disk(number, node))
     }
 
-    /// The exports that show a node.
+    /// The disk of a name, if it is one.
+    pub(super) fn disk_of_name(&self, name: &str) -> Option<Disk<'_>> {
+        let number = self.nodes.number(name)?;
+        self.disk(number, self.nodes.node(number)?)
+    }
+
+    fn disk<'a>(&'a self, number: usize, node: &'a NodeState) -> Option<Disk<'a>> {
+        (!node.is_below).then_some(Disk { number, node })
+    }
+
+    /// The exports that show a disk.
     pub(super) fn exports_of<'a>(
         &'a self,
-        node: &str,
+        disk: Disk<'_>,
     ) -> impl Iterator<Item = &'a CountedExport> + Clone {
-        let places = self.exports.get(node).into_iter().flatten();
+        let places = self.exports.get(&disk.number).into_iter().flatten();
         places.map(|at| &self.moment.exports[*at])
     }
 
-    /// A node, and what it shows below, from the top down.
-    pub(super) fn layers<'a>(&'a self, top: &'a NodeState) -> impl Iterator<Item = &'a NodeState> {
-        let below = |node: &&'a NodeState| self.nodes.get(node.shown_below()?);
-        // What changes while it is looked at makes no circle that would have an end.
-        std::iter::successors(Some(top), below).take(self.nodes.len())
+    /// The layers of a disk, from the top down.
+    pub(super) fn layers<'a>(&'a self, disk: Disk<'a>) -> impl Iterator<Item = &'a NodeState> {
+        self.nodes.layers(Some(disk.node))
     }
 
     /// Bytes that a node takes on its disk: an image, what its files take.
     pub(super) fn allocated_bytes(&self, node: &NodeState) -> Option<u64> {
-        let files = ["file", "data-file"].map(|role| self.child(node, role));
-        let mut files = files.into_iter().flatten().peekable();
-        match files.peek() {
-            None => node.allocated_bytes,
-            Some(_) => files
-                .map(|file| file.allocated_bytes.or_else(|| self.allocated_bytes(file)))
-                .sum(),
-        }
+        self.nodes.allocated_bytes(node)
     }
 
     /// How long the file of a node is, in bytes: of an image its own, without a data file.
     pub(super) fn file_bytes(&self, node: &NodeState) -> Option<u64> {
-        match (self.child(node, "file"), &node.device) {
+        match (self.nodes.child(node, "file"), node.device()) {
             (Some(file), _) => Some(file.size_bytes),
             (None, None) => Some(node.size_bytes),
             (None, Some(_)) => None,
         }
     }
 
-    fn child(&self, node: &NodeState, role: &str) -> Option<&NodeState> {
-        self.nodes.get(node.child(role)?)
-    }
-
     /// The caches of the topmost image of a disk that has some.
-    pub(super) fn caches_of(&self, disk: &NodeState) -> Option<CacheCounts> {
-        self.layers(disk).find_map(caches)
+    pub(super) fn caches_of(&self, disk: Disk<'_>) -> Option<CacheCounts> {
+        self.nodes.layers(Some(disk.node)).find_map(caches)
     }
+}
+
+/// A disk: a node, and its number.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Disk<'a> {
+    number: usize,
+    pub(super) node: &'a NodeState,
 }
 
 /// The caches of a node, if it has some.
 pub(super) fn caches(node: &NodeState) -> Option<CacheCounts> {
-    let qcow2 = node.device.as_ref()?.as_qcow2()?;
+    let qcow2 = node.device()?.as_qcow2()?;
     Some(qcow2.cache_counts())
 }
 
 /// The write log of a node, if it has one.
 pub(super) fn write_log(node: &NodeState) -> Option<WriteLogUsage> {
-    node.device.as_ref()?.as_qcow2()?.write_log_usage()
+    node.device()?.as_qcow2()?.write_log_usage()
 }

@@ -53,9 +53,8 @@ impl Service {
             Call::Document => Ok(Response::new(200, "application/json", openapi::text())),
             Call::Metrics => {
                 let wanted = Wanted {
-                    of: None,
-                    filenames: false,
                     sizes: true,
+                    ..Wanted::default()
                 };
                 let picture = self.picture(wanted).await?;
                 let text = metrics::text(&picture, self.nodes.cache_budget().map(Arc::as_ref));
@@ -77,6 +76,7 @@ impl Service {
             of: node,
             filenames: matches!(view, View::Disks | View::Disk),
             sizes: view != View::Stats,
+            making: false,
         };
         let picture = self.picture(wanted).await?;
         match view {

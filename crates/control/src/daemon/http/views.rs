@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Value, json};
 use vellum_export::accounting::{Accounting, Operation, OperationTotals};
 
-use super::picture::Picture;
+use super::picture::{Disk, Picture};
 use crate::daemon::export::CountedExport;
 use crate::json_text::JsonText;
 use crate::nodes::NodeState;
@@ -34,19 +34,20 @@ pub(super) fn disks(picture: &Picture) -> String {
 
 /// The disk of a name, if it is one.
 pub(super) fn disk(picture: &Picture, name: &str) -> Option<String> {
-    let node = picture.nodes.get(name).filter(|node| !node.is_below)?;
+    let disk = picture.disk_of_name(name)?;
     let mut text = JsonText::dense();
-    describe(&mut text, picture, node);
+    describe(&mut text, picture, disk);
     Some(text.into_text())
 }
 
-fn describe(text: &mut JsonText, picture: &Picture, disk: &NodeState) {
-    text.begin('{').string_of("node-name", &disk.name);
-    text.string_of("driver", disk.driver);
-    text.number_of("size-bytes", disk.size_bytes);
-    text.key("read-only").switch(disk.read_only);
+fn describe(text: &mut JsonText, picture: &Picture, disk: Disk<'_>) {
+    let node = disk.node;
+    text.begin('{').string_of("node-name", &node.name);
+    text.string_of("driver", node.driver);
+    text.number_of("size-bytes", node.size_bytes);
+    text.key("read-only").switch(node.read_only);
     text.key("exports").begin('[');
-    for export in picture.exports_of(&disk.name) {
+    for export in picture.exports_of(disk) {
         text.begin('{').string_of("id", &export.id);
         text.string_of("type", export.kind);
         if let Some(name) = &export.name {
@@ -74,7 +75,7 @@ fn describe(text: &mut JsonText, picture: &Picture, disk: &NodeState) {
 fn describe_layer(text: &mut JsonText, picture: &Picture, layer: &NodeState) {
     text.begin('{').string_of("node-name", &layer.name);
     text.string_of("driver", layer.driver);
-    text.string_of("filename", &layer.filename);
+    text.string_of("filename", layer.filename.as_deref().unwrap_or_default());
     text.number_of("size-bytes", layer.size_bytes);
     if let Some(bytes) = picture.allocated_bytes(layer) {
         text.number_of("allocated-bytes", bytes);
@@ -106,8 +107,8 @@ fn in_flight<'a>(exports: impl Iterator<Item = &'a CountedExport>) -> u64 {
     accountings.map(Accounting::in_flight).sum()
 }
 
-fn describe_stats(text: &mut JsonText, picture: &Picture, disk: &NodeState) {
-    let exports = picture.exports_of(&disk.name);
+fn describe_stats(text: &mut JsonText, picture: &Picture, disk: Disk<'_>) {
+    let exports = picture.exports_of(disk);
     text.key("stats").begin('{');
     for (operation, name) in OPERATIONS {
         let totals = sum(exports.clone(), operation);
@@ -163,9 +164,9 @@ const SAMPLED: [(&str, Option<&str>, Option<&str>); 4] = [
     ("discard-requests", Some("discard-bytes"), None),
 ];
 
-fn sample(text: &mut JsonText, picture: &Picture, disk: &NodeState) {
-    let exports = picture.exports_of(&disk.name);
-    text.begin('{').string_of("node-name", &disk.name);
+fn sample(text: &mut JsonText, picture: &Picture, disk: Disk<'_>) {
+    let exports = picture.exports_of(disk);
+    text.begin('{').string_of("node-name", &disk.node.name);
     let mut failed = 0;
     for ((operation, _), (requests, bytes, time_ns)) in OPERATIONS.into_iter().zip(SAMPLED) {
         let totals = sum(exports.clone(), operation);
@@ -197,7 +198,7 @@ pub(super) fn host(picture: &Picture) -> Value {
         })
     });
     // Each file once, whatever stands on it.
-    let files = picture.nodes.values().filter(|node| node.path.is_some());
+    let files = picture.nodes.iter().filter(|node| node.path().is_some());
     let discarded = files.clone().filter_map(|node| node.watch.as_ref());
     let qemu = &qmp::version("")["qemu"];
     json!({
@@ -237,20 +238,17 @@ pub(super) struct FileSystem {
 
 /// The file systems that files of nodes are on, by their folders.
 pub(super) fn file_systems(picture: &Picture) -> Vec<FileSystem> {
-    let paths = picture
-        .nodes
-        .values()
-        .filter_map(|node| node.path.as_deref());
-    let mut folders: Vec<PathBuf> = paths.filter_map(folder).collect();
+    let paths = picture.nodes.iter().filter_map(NodeState::path);
+    let mut folders: Vec<&Path> = paths.filter_map(folder).collect();
     folders.sort_unstable();
     folders.dedup();
     let mut known = BTreeSet::new();
-    let system = |folder: PathBuf| {
-        let device = std::fs::metadata(&folder).ok()?.dev();
+    let system = |folder: &Path| {
+        let device = std::fs::metadata(folder).ok()?.dev();
         if !known.insert(device) {
             return None;
         }
-        let counts = rustix::fs::statvfs(&folder).ok()?;
+        let counts = rustix::fs::statvfs(folder).ok()?;
         Some(FileSystem {
             folder: folder.to_string_lossy().into_owned(),
             size_bytes: counts.f_blocks.saturating_mul(counts.f_frsize),
@@ -261,10 +259,10 @@ pub(super) fn file_systems(picture: &Picture) -> Vec<FileSystem> {
     folders.into_iter().filter_map(system).collect()
 }
 
-fn folder(path: &str) -> Option<PathBuf> {
+fn folder(path: &str) -> Option<&Path> {
     let folder = Path::new(path).parent()?;
     Some(match folder.as_os_str().is_empty() {
-        true => PathBuf::from("."),
-        false => folder.to_owned(),
+        true => Path::new("."),
+        false => folder,
     })
 }

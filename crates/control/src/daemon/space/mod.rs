@@ -18,7 +18,7 @@ use vellum::{BlockDevice, Storage};
 use vellum_io::lane;
 
 use super::Daemon;
-use crate::nodes::{NodeState, Wanted};
+use crate::nodes::{Inventory, NodeState, Wanted};
 use crate::qmp::{Arguments, Outcome};
 pub(super) use watch::{SpaceWatch, Warning};
 
@@ -48,10 +48,10 @@ pub(super) async fn query(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outco
     let device = daemon.nodes.device(&name)?;
     let wanted = Wanted {
         of: Some(&name),
-        filenames: false,
         sizes: true,
+        ..Wanted::default()
     };
-    let states = daemon.nodes.inventory(wanted);
+    let nodes = daemon.nodes.inventory(wanted);
     let walked = walk(&device, WALK_LIMIT).await?;
     let size_bytes = device.size_bytes();
     let mut space = json!({
@@ -63,8 +63,8 @@ pub(super) async fn query(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outco
         "walked-bytes": walked.walked_bytes,
         "complete": walked.walked_bytes >= size_bytes,
     });
-    add_files(&mut space, &states, &name);
-    if let Some(image) = image_of(&states, &name)
+    add_files(&mut space, &nodes, &name);
+    if let Some(image) = image_of(&nodes, &name)
         && let Some(found) = tables(image).await
     {
         add_tables(&mut space, &found);
@@ -101,29 +101,18 @@ async fn walk(device: &Arc<dyn BlockDevice>, limit: Duration) -> vellum::Result<
     Ok(walked)
 }
 
-fn state_of<'a>(states: &'a [NodeState], name: &str) -> Option<&'a NodeState> {
-    states.iter().find(|state| state.name == name)
-}
-
 /// The topmost image of a disk: what is below its filters.
-fn layer_of<'a>(states: &'a [NodeState], name: &str) -> Option<&'a NodeState> {
-    let mut state = state_of(states, name)?;
-    // There are no more than these.
-    for _ in 0..states.len() {
-        if !state.is_filter {
-            break;
-        }
-        state = state_of(states, state.shown_below()?)?;
-    }
-    Some(state)
+fn layer_of<'a>(nodes: &'a Inventory, name: &str) -> Option<&'a NodeState> {
+    let mut layers = nodes.layers(nodes.get(name));
+    layers.find(|layer| !layer.is_filter)
 }
 
 /// What the files of a disk's topmost image are, and what they take.
-fn add_files(space: &mut Value, states: &[NodeState], name: &str) {
-    let Some(layer) = layer_of(states, name) else {
+fn add_files(space: &mut Value, nodes: &Inventory, name: &str) {
+    let Some(layer) = layer_of(nodes, name) else {
         return;
     };
-    let roles = ["file", "data-file"].map(|role| state_of(states, layer.child(role)?));
+    let roles = ["file", "data-file"].map(|role| nodes.child(layer, role));
     let mut files: Vec<&NodeState> = roles.into_iter().flatten().collect();
     if files.is_empty() {
         files.push(layer);
@@ -141,8 +130,8 @@ fn add_files(space: &mut Value, states: &[NodeState], name: &str) {
 }
 
 /// The file of a disk's topmost image, if it is qcow2.
-fn image_of(states: &[NodeState], name: &str) -> Option<Arc<dyn Storage>> {
-    let device = layer_of(states, name)?.device.as_ref()?;
+fn image_of(nodes: &Inventory, name: &str) -> Option<Arc<dyn Storage>> {
+    let device = layer_of(nodes, name)?.device()?;
     device.as_qcow2()?;
     device.storage()
 }
