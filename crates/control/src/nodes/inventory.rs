@@ -282,15 +282,22 @@ impl NamedNode {
     }
 
     fn inventory(&self, wanted: Wanted<'_>) -> Inventory {
-        let mut names: Vec<&str> = match wanted.of {
-            Some(name) => self.with_below(name),
-            None => self.nodes.keys().map(String::as_str).collect(),
+        let mut nodes: Vec<(&str, &Node)> = match wanted.of {
+            Some(name) => {
+                let names = self.with_below(name).into_iter();
+                names
+                    .filter_map(|name| Some((name, self.nodes.get(name)?)))
+                    .collect()
+            }
+            None => {
+                let all = self.nodes.iter();
+                all.map(|(name, node)| (name.as_str(), node)).collect()
+            }
         };
-        names.retain(|name| self.nodes.contains_key(*name));
-        names.sort_unstable();
+        nodes.sort_unstable_by_key(|(name, _)| *name);
+        let names: Vec<&str> = nodes.iter().map(|(name, _)| *name).collect();
         let numbers: HashMap<&str, usize> = names.iter().copied().zip(0..).collect();
-        let nodes = names.iter().filter_map(|name| self.nodes.get(*name));
-        let nodes = names.iter().zip(nodes);
+        let nodes = nodes.into_iter();
         let states = nodes.map(|(name, node)| self.state(name, node, &numbers));
         let mut states: Vec<NodeState> = states.collect();
         if wanted.filenames {
