@@ -68,6 +68,9 @@ impl OpenedNode {
     }
 }
 
+/// The image of a node, where that is qcow2, and what records its writes.
+pub(crate) type BitmapKeepers = (Option<Arc<dyn BlockDevice>>, Arc<Recorder>);
+
 impl Nodes {
     /// What records the writes to a node, if there is one of this name.
     pub(crate) fn recorder(&self, node: &str) -> Option<Arc<Recorder>> {
@@ -79,10 +82,7 @@ impl Nodes {
 
     /// What keeps the bitmaps of a node, if there is one of this name: its image, where that is qcow2, and
     /// what records its writes. A filter over an image shows it, and has bitmaps of its own.
-    pub(crate) fn bitmap_keepers(
-        &self,
-        node: &str,
-    ) -> Option<(Option<Arc<dyn BlockDevice>>, Arc<Recorder>)> {
+    pub(crate) fn bitmap_keepers(&self, node: &str) -> Option<BitmapKeepers> {
         let named = self.lock();
         let node = named.nodes.get(node)?;
         let image = match &node.opened.kind {

@@ -512,7 +512,6 @@ async fn assemble(
         reproducible: options.reproducible,
         cache_share: share,
     });
-    let owner = Arc::downgrade(&image);
-    image.cache_share.join(owner);
+    image.cache_share.join(Arc::downgrade(&image) as _);
     Ok(image)
 }

@@ -35,7 +35,7 @@ impl Image {
         let start = index * self.geometry.bytes_per_l2_table();
         let end = start.saturating_add(self.geometry.bytes_per_l2_table());
         // What is dropped meanwhile stays counted.
-        let _reading = self.read_epochs.enter();
+        let reading = self.read_epochs.enter();
         if index < self.l1.len() && self.mapper().place(GuestOffset(start))?.is_some() {
             let table = self.l1.get(index);
             self.refuse_uncounted(self.table_cluster(table)?, "an L2 table")
@@ -47,6 +47,9 @@ impl Image {
                 at += self.geometry.cluster_size_bytes();
             }
         }
+        drop(reading);
+        // What one that is deleted meanwhile led to need not be counted any more.
+        let _one = self.resizing.lock().await;
         for (_, table) in self.snapshot_l1_entries(index).await? {
             self.check_snapshot_table_counted(table).await?;
         }
