@@ -158,6 +158,9 @@ impl Core {
             let len_bytes = below.len_bytes.max(1);
             let within = |layers| below.kind.is_present() && below.depth <= layers;
             if self.layers.is_none_or(within) {
+                if let Some(listener) = &self.listener {
+                    listener.emit(Event::CorWrite).await;
+                }
                 match self.device.copy_up(at, len_bytes).await {
                     Err(error) if error.kind() == ErrorKind::Unsupported => {
                         self.copy_over(at, len_bytes, below.kind).await?;
@@ -172,9 +175,6 @@ impl Core {
 
     /// Copies a run into a device that cannot do that itself.
     async fn copy_over(&self, offset_bytes: u64, len_bytes: u64, kind: ExtentKind) -> Result<()> {
-        if let Some(listener) = &self.listener {
-            listener.emit(Event::CorWrite).await;
-        }
         if !kind.needs_reading() {
             let request = ZeroRequest::default();
             let zeroed = self.device.write_zeroes(offset_bytes, len_bytes, request);

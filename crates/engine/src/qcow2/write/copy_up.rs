@@ -10,7 +10,6 @@ use std::sync::Arc;
 use vellum_format::types::GuestOffset;
 use vellum_io::Result;
 use vellum_io::range_lock::Mode;
-use vellum_storage::Event;
 
 use super::plan;
 use super::zero::Outcome;
@@ -55,7 +54,6 @@ impl Image {
         };
         let shown = self.status_below(&run, host, u32::MAX).await?;
         let range = start..start + shown.len_bytes;
-        self.emit(Event::CorWrite).await;
         if shown.kind.is_zero()
             && self.zero_held(range.clone(), false, false).await? == Outcome::Done
         {
