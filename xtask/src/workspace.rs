@@ -43,6 +43,14 @@ impl Workspace {
         command
     }
 
+    /// The program that was named, or else the one of this workspace, built if it is not.
+    pub fn vellum_or(&self, named: Option<&Path>) -> Result<PathBuf> {
+        match named {
+            Some(path) => Ok(path.to_owned()),
+            None => self.build_vellum(),
+        }
+    }
+
     /// Builds the release program and returns its path.
     pub fn build_vellum(&self) -> Result<PathBuf> {
         process::run(

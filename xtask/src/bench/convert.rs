@@ -58,10 +58,7 @@ struct Row {
 pub fn run(options: &Options) -> Result<()> {
     setup::ensure()?;
     let workspace = Workspace::locate()?;
-    let vellum = match &options.vellum {
-        Some(path) => path.clone(),
-        None => workspace.build_vellum()?,
-    };
+    let vellum = workspace.vellum_or(options.vellum.as_deref())?;
     let folder = tempfile::tempdir_in(MEMORY_FOLDER)?;
     let source = folder.path().join("source");
     write_source(&source, options.disk_bytes / 2)?;

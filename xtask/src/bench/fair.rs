@@ -131,10 +131,7 @@ impl fmt::Display for Measured {
 pub fn run(options: &Options) -> Result<()> {
     setup::ensure()?;
     let workspace = Workspace::locate()?;
-    let vellum = match &options.vellum {
-        Some(path) => path.clone(),
-        None => workspace.build_vellum()?,
-    };
+    let vellum = workspace.vellum_or(options.vellum.as_deref())?;
     let mut servers = vec![Server::Vellum("vellum", vellum)];
     if let Some(before) = &options.before {
         servers.push(Server::Vellum("before", before.clone()));

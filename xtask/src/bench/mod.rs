@@ -126,10 +126,7 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
 }
 
 fn programs(export: Export, options: &Options, workspace: &Workspace) -> Result<Vec<Program>> {
-    let path = match &options.vellum {
-        Some(path) => path.clone(),
-        None => workspace.build_vellum()?,
-    };
+    let path = workspace.vellum_or(options.vellum.as_deref())?;
     let ours = |name, path, more| Program::Vellum { name, path, more };
     let mut programs = vec![ours("vellum", path.clone(), "")];
     if let Some(path) = options.before.clone() {

@@ -42,10 +42,7 @@ pub fn run(arguments: lexopt::Parser) -> Result<()> {
     let options = Options::parse(arguments)?;
     setup::ensure()?;
     let workspace = Workspace::locate()?;
-    let vellum = match &options.vellum {
-        Some(path) => path.clone(),
-        None => workspace.build_vellum()?,
-    };
+    let vellum = workspace.vellum_or(options.vellum.as_deref())?;
     let guest = Guest::build(&workspace.target.join("guest"))?;
     let folder = workspace.fresh_folder("kills")?;
     println!("seed {}", options.plan.seed);
