@@ -260,6 +260,23 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
         }
     }
 
+    /// Whether [`Layout::clear`] does anything: otherwise no change is begun for it.
+    fn can_clear(&self) -> bool {
+        false
+    }
+
+    /// Gives all blocks up, durably, so that the backing file shows everywhere; alone with the image
+    /// and after a flush, but beside reads of what it gives up. A cut leaves some of the blocks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the format does not do that.
+    fn clear(&self) -> impl Future<Output = Result<()>> {
+        async {
+            let message = "Operation not supported";
+            Err(Error::new(ErrorKind::Unsupported, "clear", message))
+        }
+    }
+
     /// Whether [`Layout::resize`] does anything: otherwise no change is begun for it.
     fn can_resize(&self) -> bool {
         false

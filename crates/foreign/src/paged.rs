@@ -265,6 +265,14 @@ impl PagedTables {
         Some(Patches(runs))
     }
 
+    /// Forgets the entries in memory: all tables are changed on disk.
+    pub(crate) fn forget(&self) {
+        let mut state = self.state.lock();
+        state.pages.clear();
+        state.pending.clear();
+        state.writes += 1;
+    }
+
     /// Writes what was taken.
     pub(crate) async fn write(&self, patches: Patches) -> Result<()> {
         let runs = patches.0.iter();

@@ -49,6 +49,8 @@ pub(crate) struct TwoLevel {
     making: async_lock::Mutex<()>,
     /// Leaves of the blocks that have host space and are not linked yet.
     leaves: Mutex<HashMap<u64, u64>>,
+    /// Where the file ended when all was given up.
+    cleared_end_bytes: Mutex<Option<u64>>,
 }
 
 /// What leads nowhere.
@@ -66,6 +68,7 @@ impl TwoLevel {
             end_bytes: Mutex::new(end_bytes),
             making: async_lock::Mutex::new(()),
             leaves: Mutex::default(),
+            cleared_end_bytes: Mutex::default(),
         }
     }
 
@@ -249,8 +252,31 @@ impl TwoLevel {
         self.tables.write(patches).await
     }
 
-    /// Has the file be as long as what is in it: the last cluster may have been written in part.
+    /// Gives all clusters up, durably. Nothing else is changed meanwhile, and what was changed before
+    /// is durable.
+    pub(crate) async fn clear(&self) -> Result<()> {
+        let Table { start_bytes, len } = self.shape.l1;
+        let zeroes = self
+            .file
+            .write_zeroes(start_bytes, len * 8, ZeroFlags::default());
+        zeroes.await?;
+        self.file.flush().await?;
+        self.tables.forget();
+        // Whoever still reads what was given up finds it.
+        *self.cleared_end_bytes.lock() = Some(self.end_bytes());
+        Ok(())
+    }
+
+    /// Has the file be as long as what is in it: the last cluster may have been written in part, or
+    /// nothing is in it any more.
     pub(crate) async fn fill_up(&self) -> Result<()> {
+        let cleared = self.cleared_end_bytes.lock().take();
+        if cleared == Some(self.end_bytes()) && self.file.capabilities().growable {
+            let l1 = self.shape.l1;
+            let end_bytes = l1.start_bytes + (l1.len * 8).next_multiple_of(512);
+            *self.end_bytes.lock() = end_bytes;
+            return self.file.truncate(end_bytes).await;
+        }
         let end_bytes = self.end_bytes();
         match self.file.capabilities().growable && self.file.len_bytes()? < end_bytes {
             true => self.file.truncate(end_bytes).await,

@@ -58,6 +58,53 @@ fn a_backing_file_shows_through() {
 }
 
 #[test]
+fn what_is_given_up_shows_the_backing_file_and_takes_no_space() {
+    let (seed, size_bytes) = (7, 1 << 20);
+    let place = Place::default();
+    let base: Vec<u8> = (0..size_bytes as u32).map(|at| (at / 100) as u8).collect();
+    std::fs::write(place.path("base.raw"), &base).unwrap();
+    let path = place.path("a.qcow");
+    let len_bytes = || std::fs::metadata(&path).unwrap().len();
+    let mut model = Model::new(seed, size_bytes);
+    run(async {
+        let file = new_file(&path);
+        let options = CreateOptions::default()
+            .size_bytes(size_bytes)
+            .backing_file(Some(place.text("base.raw")));
+        create(&file, &options).await.unwrap();
+        drop(file);
+        let new_bytes = len_bytes();
+        let open = async || {
+            let base = open_file(&place.path("base.raw"));
+            let base = Raw::open(base, RawOptions::default()).unwrap();
+            qcow::open(open_file(&path), Some(base), false)
+                .await
+                .unwrap()
+        };
+        for writes_on in [false, true] {
+            let device = open().await;
+            model.bytes.copy_from_slice(&base);
+            model.exercise(&*device, 60).await;
+            model.compare(&*device).await;
+            device.clear().await.unwrap();
+            model.bytes.copy_from_slice(&base);
+            model.compare(&*device).await;
+            if writes_on {
+                model.exercise(&*device, 20).await;
+                model.compare(&*device).await;
+            }
+            device.close().await.unwrap();
+            drop(device);
+            assert_eq!(len_bytes() == new_bytes, !writes_on);
+            let device = open().await;
+            model.compare(&*device).await;
+            device.close().await.unwrap();
+        }
+    });
+    compare_with_qemu(&place, "qcow", "a.qcow", &model.bytes);
+}
+
+#[test]
 fn what_qemu_writes_is_read_here() {
     let place = Place::default();
     let image = place.text("a.qcow");

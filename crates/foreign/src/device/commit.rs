@@ -128,6 +128,23 @@ impl<L: Layout> Core<L> {
         Ok(())
     }
 
+    pub(super) async fn clear(&self) -> Result<()> {
+        let _alone = self.changes.alone().await;
+        self.check_changeable()?;
+        if self.layout.can_clear() {
+            self.begin_changes().await?;
+            self.commit().await?;
+        }
+        let cleared = self.layout.clear().await;
+        cleared.inspect_err(|error| match error.kind() {
+            // Nothing was begun.
+            ErrorKind::Unsupported => {}
+            _ => self.fail_stop(error),
+        })?;
+        self.inflated.forget_all();
+        Ok(())
+    }
+
     pub(super) async fn resize(&self, size_bytes: u64) -> Result<()> {
         let _alone = self.changes.alone().await;
         self.check_changeable()?;

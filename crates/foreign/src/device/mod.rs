@@ -282,6 +282,15 @@ impl<L: Layout> BlockDevice for MappedDevice<L> {
         Io::start(async move { core.resize(size_bytes).await })
     }
 
+    fn clear(&self) -> Io<()> {
+        if self.0.read_only {
+            let message = "the device is read-only";
+            return Io::ready(Err(self.0.error(ErrorKind::ReadOnly, "clear", message)));
+        }
+        let core = self.0.clone();
+        Io::start(async move { core.clear().await })
+    }
+
     fn close(&self) -> Io<()> {
         let core = self.0.clone();
         Io::start(async move { core.close().await })

@@ -45,6 +45,13 @@ impl Inflated {
         }
     }
 
+    /// Forgets whatever there is: all blocks were given up.
+    pub(super) fn forget_all(&self) {
+        let mut last = self.0.lock();
+        last.generation += 1;
+        last.block = None;
+    }
+
     /// Forgets a block, whose place has changed.
     pub(super) fn forget(&self, offset_bytes: u64) {
         let mut last = self.0.lock();

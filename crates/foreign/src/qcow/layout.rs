@@ -134,6 +134,14 @@ impl Layout for QcowLayout {
         Ok(Some(true))
     }
 
+    fn can_clear(&self) -> bool {
+        true
+    }
+
+    async fn clear(&self) -> Result<()> {
+        self.tables.clear().await
+    }
+
     fn take_changes(&self) -> Option<QcowChanges> {
         self.tables.take().map(QcowChanges)
     }
