@@ -289,6 +289,45 @@ fn a_crash_after_a_backup_leaves_dirty_what_was_before_it() {
     });
 }
 
+/// Also what it was called dirty for before the image was opened, in the same block of bits.
+#[test]
+fn a_crash_after_a_backup_leaves_dirty_what_was_so_when_the_image_was_opened() {
+    lane::block_on(async {
+        let file = new_image(64 * MIB, 64 * KIB).await;
+        let image = open_image(file.clone()).await;
+        image.bitmaps().add("a", every(4096)).await.expect("added");
+        for at in [10, 20, 30] {
+            write(&image, at * MIB, 512).await;
+        }
+        image.close().await.expect("closed");
+        let image = open_image(file.clone()).await;
+        let bitmaps = image.bitmaps();
+        let place = |at: u64| at..at + 4096;
+        let crashed = async || {
+            let crashed = memory(file.snapshot());
+            expect_sound(crashed.clone(), true).await;
+            let again = open_image(crashed).await;
+            ranges(&again, "a").await
+        };
+        write(&image, 20 * MIB, 512).await;
+        let written = vec![place(20 * MIB)];
+        bitmaps.set_after_backup("a", written).await.expect("set");
+        write(&image, 40 * MIB, 512).await;
+        let all = [10, 20, 30, 40].map(|at| place(at * MIB));
+        assert_eq!(crashed().await, all);
+        // Another size, and bits in another place.
+        image.truncate(65 * MIB).await.expect("resized");
+        write(&image, 50 * MIB, 512).await;
+        let grown = [place(50 * MIB), 64 * MIB..65 * MIB];
+        assert_eq!(crashed().await, [&all[..], &grown].concat());
+        // Whoever begins the next one has heard of this.
+        let written = vec![place(60 * MIB)];
+        bitmaps.set_after_backup("a", written).await.expect("set");
+        image.close().await.expect("closed");
+        assert_eq!(crashed().await, [place(60 * MIB)]);
+    });
+}
+
 /// An image in a folder of its own, made by QEMU, with a bitmap `theirs` that a killed
 /// qemu-io has left inconsistent.
 fn with_a_lost_bitmap(dir: &Path) {

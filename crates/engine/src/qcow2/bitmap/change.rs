@@ -113,7 +113,8 @@ impl Image {
     /// Records writes in one more bitmap.
     fn begin_one(&self, quiet: &mut Quiet<'_>, name: &str, dirty: Dirty, table: Table) {
         let name = name.as_bytes().to_vec();
-        self.bitmaps.live().bitmaps.push(Tracked { name, dirty });
+        let tracked = Tracked::new(name, dirty);
+        self.bitmaps.live().bitmaps.push(tracked);
         quiet.layout.push(table);
         drop(self.bitmaps.uncover(self.size_bytes()));
     }
@@ -284,7 +285,7 @@ impl Image {
             self.replace_bits(&mut quiet, name, old).await?;
         }
         if let Some(number) = self.number_of_tracked(name) {
-            self.bitmaps.live().bitmaps[number].dirty = dirty;
+            self.bitmaps.live().bitmaps[number].end_backup(dirty);
             let table = &mut quiet.layout[number];
             table.coarse.extend(0..table.clusters.len());
         }

@@ -12,7 +12,6 @@ use vellum_io::{ErrorKind, Result};
 
 use super::change::inconsistent;
 use super::crash_consistent::is_consistent;
-use super::dirty::Dirty;
 use super::state::Table;
 use super::store::NewClusters;
 use super::track::point_at;
@@ -83,24 +82,21 @@ impl Image {
         let mut entries = self.bitmap_entries().await?;
         // Bits do not change from here on: whoever wants one set waits for the layout.
         let old_bytes = self.bitmaps.live().covered.size_bytes();
-        let mut exact: Vec<(Vec<u8>, Dirty)> = {
-            let live = self.bitmaps.uncover(old_bytes);
-            let bitmaps = live.bitmaps.iter();
-            bitmaps
-                .map(|bitmap| (bitmap.name.clone(), bitmap.dirty.clone()))
-                .collect()
-        };
+        let mut tracked = self.bitmaps.uncover(old_bytes).bitmaps.clone();
         let mut new = NewClusters::default();
         let mut dropped = Vec::new();
         let mut tables = layout.clone();
         for entry in &mut entries {
-            let tracked = exact.iter().position(|(name, _)| *name == entry.name);
-            let (table, old) = match tracked {
+            let number = tracked.iter().position(|bitmap| bitmap.name == entry.name);
+            let (table, old) = match number {
                 Some(number) => {
-                    let bits = &mut exact[number].1;
-                    bits.set_size(size_bytes);
-                    bits.mark(&dirty);
-                    let table = self.store_bits(bits, &mut new).await?;
+                    let bitmap = &mut tracked[number];
+                    bitmap.set_size(size_bytes);
+                    bitmap.dirty.mark(&dirty);
+                    let mut table = self.store_bits(&bitmap.on_disk(), &mut new).await?;
+                    if bitmap.is_coarse() {
+                        table.coarse.extend(0..table.clusters.len());
+                    }
                     let old = std::mem::replace(&mut tables[number], table.clone());
                     (table, old)
                 }
@@ -122,9 +118,7 @@ impl Image {
                 _ => error,
             })?;
         *layout = tables;
-        for (bitmap, (_, bits)) in self.bitmaps.live().bitmaps.iter_mut().zip(exact) {
-            bitmap.dirty = bits;
-        }
+        self.bitmaps.live().bitmaps = tracked;
         drop(self.bitmaps.uncover(size_bytes));
         dropped
             .iter()

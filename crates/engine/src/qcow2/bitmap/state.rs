@@ -23,11 +23,63 @@ const MAX_STEP_BYTES: u64 = 1 << 30;
 /// Regions of a device that are told apart.
 const MAX_REGIONS: u64 = 1 << 20;
 
-/// The bits of an enabled bitmap, exact.
-#[derive(Debug)]
+/// An enabled bitmap.
+#[derive(Debug, Clone)]
 pub(super) struct Tracked {
     pub(super) name: Vec<u8>,
+    /// Its bits, exact.
     pub(super) dirty: Dirty,
+    /// What it called dirty before the last backup: so it does on disk until the close.
+    before_backup: Option<Dirty>,
+}
+
+impl Tracked {
+    pub(super) fn new(name: Vec<u8>, dirty: Dirty) -> Self {
+        Tracked {
+            name,
+            dirty,
+            before_backup: None,
+        }
+    }
+
+    /// Has it call dirty what has changed since a backup began, in memory.
+    pub(super) fn end_backup(&mut self, changed: Dirty) {
+        self.before_backup = Some(std::mem::replace(&mut self.dirty, changed));
+    }
+
+    /// Whether the disk holds more than the exact bits wherever it was written.
+    pub(super) fn is_coarse(&self) -> bool {
+        self.before_backup.is_some()
+    }
+
+    /// What the disk holds at least.
+    pub(super) fn on_disk(&self) -> Dirty {
+        let mut bits = self.dirty.clone();
+        if let Some(before) = &self.before_backup {
+            bits.merge(before);
+        }
+        bits
+    }
+
+    /// Sets the bits in a range of bytes of the bitmap that the disk holds at least.
+    pub(super) fn copy_on_disk(&self, first_byte: u64, out: &mut [u8]) {
+        self.dirty.bits().copy_to(first_byte, out);
+        if let Some(before) = &self.before_backup {
+            let mut more = vec![0; out.len()];
+            before.bits().copy_to(first_byte, &mut more);
+            out.iter_mut()
+                .zip(more)
+                .for_each(|(out, more)| *out |= more);
+        }
+    }
+
+    /// Changes the device's size; what comes into being is clean.
+    pub(super) fn set_size(&mut self, size_bytes: u64) {
+        let all = [Some(&mut self.dirty), self.before_backup.as_mut()];
+        all.into_iter()
+            .flatten()
+            .for_each(|bits| bits.set_size(size_bytes));
+    }
 }
 
 /// Where a bitmap's bits lie on disk.
@@ -237,10 +289,7 @@ mod tests {
     #[test]
     fn a_range_is_known_once_it_is_covered_or_dirty() {
         let state = BitmapState::new(Some(4096));
-        let tracked = |name: &[u8]| Tracked {
-            name: name.to_vec(),
-            dirty: Dirty::new(9, 1 << 20),
-        };
+        let tracked = |name: &[u8]| Tracked::new(name.to_vec(), Dirty::new(9, 1 << 20));
         state.live().bitmaps.extend([tracked(b"a"), tracked(b"b")]);
         drop(state.uncover(1 << 20));
         assert!(state.is_tracking());

@@ -50,8 +50,7 @@ impl Image {
             if !fits || !self.owns_table(&table).await? {
                 shared.push((index, tables.len()));
             }
-            let name = entry.name.clone();
-            tracked.push(Tracked { name, dirty });
+            tracked.push(Tracked::new(entry.name.clone(), dirty));
             tables.push(table);
         }
         if tracked.is_empty() {
@@ -227,9 +226,10 @@ impl Image {
     /// What the disk holds of a bitmap once `regions` are covered: a range of bytes.
     fn bits_on_disk(&self, number: usize, bytes: Range<u64>, regions: &[Range<u64>]) -> Vec<u8> {
         let live = self.bitmaps.live();
-        let dirty = &live.bitmaps[number].dirty;
+        let bitmap = &live.bitmaps[number];
+        let dirty = &bitmap.dirty;
         let mut out = vec![0; (bytes.end - bytes.start) as usize];
-        dirty.bits().copy_to(bytes.start, &mut out);
+        bitmap.copy_on_disk(bytes.start, &mut out);
         let window = bytes.start * 8..bytes.end * 8;
         let mut set = |range: &Range<u64>| {
             let bits = dirty.bits_of(range);
