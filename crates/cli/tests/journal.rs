@@ -95,6 +95,8 @@ fn a_killed_copy_goes_on_where_it_was() {
         ("-O qcow2", "qcow2"),
         ("-O raw", "raw"),
         ("-c -O qcow2", "qcow2"),
+        // Rounds the size up.
+        ("-O vpc", "vpc"),
     ] {
         kill_beyond(folder, slowly(folder, options), 256 << 20);
         let line = format!("$VELLUM convert -f qcow2 --journal {options} src target");

@@ -9,8 +9,8 @@
 //!   It says no more than what was durable in the target before, as every piece ends with
 //!   a flush. (The cache mode `unsafe`, which has no flushes, is refused.)
 //! - What lies behind that place is written once more, whatever is there.
-//! - The journal of a new target is begun after the target is durable, and a target of
-//!   another size than the sources' is refused.
+//! - The journal of a new target is begun after the target is durable. It says the size of that, which
+//!   some formats round up, and a target of another size is refused.
 //! - A qcow2 target that was not closed may have clusters that are counted and not used.
 //!   They are given back first, and a target with any contradiction is refused.
 //! - The journal is locked as long as the copy runs, so that nobody else goes on with it,
@@ -65,14 +65,14 @@ pub async fn convert(
     }
     let identity = identity(arguments, format, sources)?;
     let journal = Journal::claim(target_name)?;
-    let start_bytes = match journal.read()? {
+    let (start_bytes, size_bytes) = match journal.read()? {
         Some(entry) => {
             let start_bytes = entry.place(&identity, target_name, &journal)?;
             if format == "qcow2" {
                 give_back_leaks(target_name).await?;
             }
             report::info(format_args!("going on at {}", human(start_bytes)));
-            start_bytes
+            (start_bytes, entry.size_bytes)
         }
         None => {
             let begun = begin(arguments, format, target_name, sources, &journal, &identity).await;
@@ -81,13 +81,15 @@ pub async fn convert(
                 let _ = journal.remove();
             }
             begun?;
-            0
+            (0, None)
         }
     };
     let target = open_target(arguments, format, target_name, cache).await?;
     unfinished.is_gone_on_with();
-    check_size(target_name, &target, sources)?;
-    let total_bytes = target.size_bytes();
+    let source_bytes: u64 = sources.iter().map(|source| source.size_bytes()).sum();
+    let total_bytes = source_bytes.next_multiple_of(SECTOR_BYTES);
+    let target_bytes = target.size_bytes();
+    journal.check_size(target_name, target_bytes, size_bytes, total_bytes)?;
     let options = CopyOptions {
         start_bytes,
         len_bytes: Some(total_bytes),
@@ -95,7 +97,7 @@ pub async fn convert(
     };
     let mut progress = Progress::new(command.program, arguments.progress, arguments.quiet, 1.0);
     let done = |done_bytes| {
-        journal.write(&identity, target_name, done_bytes)?;
+        journal.write(&identity, target_name, done_bytes, Some(target_bytes))?;
         progress.show(done_bytes, total_bytes);
         Ok(())
     };
@@ -153,19 +155,6 @@ fn check(arguments: &Arguments) -> Result<(), Failure> {
     match refusals.into_iter().find(|(is_set, _)| *is_set) {
         Some((_, option)) => fail(format!("--journal is not possible with {option}")),
         None => Ok(()),
-    }
-}
-
-/// A target of another size has lost what the journal says is there.
-fn check_size(
-    name: &str,
-    target: &Arc<dyn BlockDevice>,
-    sources: &[Arc<dyn BlockDevice>],
-) -> Result<(), Failure> {
-    let size: u64 = sources.iter().map(|source| source.size_bytes()).sum();
-    match target.size_bytes() == size.next_multiple_of(SECTOR_BYTES) {
-        true => Ok(()),
-        false => fail(format!("'{name}' has not the size of the sources")),
     }
 }
 
@@ -250,6 +239,8 @@ struct Entry {
     identity: Value,
     target: Value,
     done_bytes: u64,
+    /// Of the target; nobody has looked yet where nothing is said.
+    size_bytes: Option<u64>,
 }
 
 impl Journal {
@@ -276,6 +267,7 @@ impl Journal {
                 identity: value["copy"].clone(),
                 target: value["target"].clone(),
                 done_bytes,
+                size_bytes: value["size"].as_u64(),
             })),
             _ => fail(format!(
                 "'{}' is no journal of a copy; remove it to begin anew",
@@ -291,18 +283,43 @@ impl Journal {
         durable
             .and_then(|()| self.0.sync_folder())
             .or_else(|error| self.0.fail("begin", &error))?;
-        self.write(identity, target, 0)
+        self.write(identity, target, 0, None)
     }
 
-    /// Says that everything up to `done_bytes` is in its place, durably.
-    fn write(&self, identity: &Value, target: &str, done_bytes: u64) -> Result<(), Failure> {
+    /// Says that everything up to `done_bytes` is in its place, durably, and how large the target is.
+    fn write(
+        &self,
+        identity: &Value,
+        target: &str,
+        done_bytes: u64,
+        size_bytes: Option<u64>,
+    ) -> Result<(), Failure> {
         let value = json!({
             "version": VERSION,
             "copy": identity,
             "target": target_identity(target),
             "done": done_bytes,
+            "size": size_bytes,
         });
         self.0.replace(&value.to_string())
+    }
+
+    /// A target of another size than before has lost what the journal says is there.
+    fn check_size(
+        &self,
+        target: &str,
+        found_bytes: u64,
+        before_bytes: Option<u64>,
+        needed_bytes: u64,
+    ) -> Result<(), Failure> {
+        match before_bytes {
+            Some(before_bytes) if found_bytes != before_bytes => fail(format!(
+                "'{target}' has not the size that '{}' speaks of; remove that to begin anew",
+                self.0.path().display()
+            )),
+            _ if found_bytes < needed_bytes => fail("output file is smaller than input file"),
+            _ => Ok(()),
+        }
     }
 
     fn remove(&self) -> Result<(), Failure> {

@@ -130,6 +130,50 @@ fn overlays_are_committed_under_a_writer_and_the_golden_image_is_left_alone() {
 }
 
 #[test]
+fn overlays_of_a_disk_with_limits_are_committed_too_also_after_a_kill() {
+    let place = place();
+    let limits = "[throttle.slow]\niops-total = 100000\n";
+    let file = |policy: &str| {
+        let disk = disk(&format!("throttle = 'slow'\n{policy}"));
+        place.write("disks.toml", &format!("{DAEMON}{limits}{disk}"));
+    };
+    file("chain = { max-layers = 3 }");
+    let golden = std::fs::read(place.path("golden")).expect("an image");
+    let (mut service, mut client) = serve(&place);
+    place.io("a", &["write -q -P 77 6M 1M", "flush"]);
+    snapshot(&mut client, "a", "over1");
+    place.io("a", &["write -q -P 78 5M 1M", "flush"]);
+    assert_eq!(chains(&mut client)[0]["layers"], 3);
+    service.child.kill().expect("a child");
+    service.child.wait().expect("a child");
+    drop(client);
+    file("chain = { max-layers = 2 }");
+    let (service, mut client) = serve(&place);
+    wait_for_layers(&mut client, 2);
+    let patterns = [
+        "read -q -P 77 6M 1M",
+        "read -q -P 78 5M 1M",
+        "read -q -P 9 4M 1M",
+    ];
+    place.io("a", &patterns);
+    let nodes = client.must("query-named-block-nodes", json!({}));
+    let is_there = |name: &str| {
+        let mut all = nodes.as_array().expect("nodes").iter();
+        all.any(|node| node["node-name"] == name)
+    };
+    assert!(is_there("a-image"), "{nodes}");
+    assert!(!is_there("over1"), "{nodes}");
+    service.end();
+    assert_eq!(
+        std::fs::read(place.path("golden")).expect("an image"),
+        golden
+    );
+    place.must("qemu-img", &["check", "-q", "a"]);
+    let said = place.must("qemu-io", &["-r", "-c", "read -P 78 5M 1M", "a"]);
+    assert!(!said.contains("failed"), "{said}");
+}
+
+#[test]
 fn a_chain_that_is_committed_comes_back_after_a_kill() {
     for round in 0..3 {
         let place = place();

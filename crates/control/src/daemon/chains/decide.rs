@@ -14,6 +14,9 @@ pub(super) struct Policy {
     pub(super) max_overlay_bytes: Option<u64>,
     /// Most bytes a second of its jobs.
     pub(super) speed: Option<u64>,
+    /// The node of the disk's own image, where that of the disk is a filter: overlays are put between
+    /// the two. It may be gone.
+    pub(super) image: Option<String>,
 }
 
 impl Policy {
@@ -28,6 +31,7 @@ impl Policy {
             max_layers,
             max_overlay_bytes: arguments.size("max-overlay-bytes")?,
             speed: arguments.size("speed")?,
+            image: arguments.text("image-node")?,
         })
     }
 
@@ -44,8 +48,10 @@ impl Policy {
         let said = members
             .into_iter()
             .filter_map(|(key, value)| Some((key.to_owned(), json!(value?))));
+        let image = self.image.iter();
+        let image = image.map(|image| ("image-node".to_owned(), json!(image)));
         let name = ("node-name".to_owned(), json!(name));
-        std::iter::once(name).chain(said).collect()
+        std::iter::once(name).chain(image).chain(said).collect()
     }
 }
 
@@ -159,10 +165,24 @@ impl Chain {
     }
 }
 
-/// The chain that an image is in, if it is in one.
-pub(super) fn chain_of(nodes: &Inventory, exported: &[String], name: &str) -> Option<Chain> {
-    let mut own_layers = nodes.layers(nodes.get(name));
-    let own = own_layers.find(|node| !node.is_filter)?;
+/// The uppermost image that a node shows.
+pub(super) fn first_image<'a>(nodes: &'a Inventory, name: &str) -> Option<&'a NodeState> {
+    nodes.layers(nodes.get(name)).find(|node| !node.is_filter)
+}
+
+/// The chain that a disk's own image is in, if it is in one: `image`, unless that is gone (what stands
+/// on it has taken in all of it), then the first one that its node shows.
+pub(super) fn chain_of(
+    nodes: &Inventory,
+    exported: &[String],
+    name: &str,
+    image: Option<&String>,
+) -> Option<Chain> {
+    let mut shown = nodes.layers(nodes.get(name));
+    let own = match shown.find(|node| Some(&node.name) == image) {
+        Some(own) => own,
+        None => first_image(nodes, name)?,
+    };
     let tops = nodes.iter().filter(|node| !node.is_below);
     let mut chains = tops
         .map(|top| nodes.layers(Some(top)).collect::<Vec<_>>())

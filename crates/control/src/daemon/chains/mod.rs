@@ -26,7 +26,7 @@ use vellum_io::{lane, spawn};
 use super::{Daemon, carry_out};
 use crate::nodes::{Inventory, Wanted};
 use crate::qmp::{Arguments, Outcome};
-use decide::{Act, Chain, Leaving, Policy, chain_of};
+use decide::{Act, Chain, Leaving, Policy, chain_of, first_image};
 
 /// How often chains are looked at.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -57,13 +57,14 @@ fn job_of(name: &str) -> String {
 /// Sets the policy of a disk; without bounds it has none any more.
 pub(super) async fn set(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
     let name = arguments.need_text("node-name")?;
-    let policy = Policy::take(&mut arguments)?;
+    let mut policy = Policy::take(&mut arguments)?;
     arguments.finish()?;
     if !policy.bounds() {
         daemon.chains.kept.borrow_mut().remove(&name);
         return Ok(json!({}));
     }
     daemon.nodes.device(&name)?;
+    policy.image = policy.image.or_else(|| daemon.own_image(&name));
     let kept = Kept {
         policy,
         ..Kept::default()
@@ -85,7 +86,7 @@ pub(super) async fn query(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
     let kept = daemon.chains.kept.borrow();
     let described = kept.iter().map(|(name, kept)| {
         let mut told = kept.policy.describe(name);
-        if let Some(chain) = chain_of(&states, &exported, name) {
+        if let Some(chain) = chain_of(&states, &exported, name, kept.policy.image.as_ref()) {
             told.insert("layers".to_owned(), json!(chain.layers.len()));
             told.insert("overlay-bytes".to_owned(), json!(chain.overlay_bytes()));
         }
@@ -138,6 +139,11 @@ impl ChainPolicies {
         }
     }
 
+    /// The node of a disk's own image, where that is another one.
+    fn image(&self, name: &str) -> Option<String> {
+        self.kept.borrow().get(name)?.policy.image.clone()
+    }
+
     /// Whether a disk has one.
     pub(super) fn contains(&self, name: &str) -> bool {
         self.kept.borrow().contains_key(name)
@@ -153,6 +159,17 @@ impl Daemon {
         let exports = self.counted.list(&self.nodes).into_iter();
         let exported = exports.map(|export| export.node).collect();
         (self.nodes.inventory(wanted), exported)
+    }
+
+    /// The node of a disk's own image where that of the disk is a filter, while it may still be told
+    /// from overlays that will be put between the two.
+    fn own_image(&self, name: &str) -> Option<String> {
+        self.chains.image(name).or_else(|| {
+            let (nodes, _) = self.look_at_nodes();
+            let is_filter = nodes.get(name)?.is_filter;
+            let first = first_image(&nodes, name).filter(|_| is_filter)?;
+            Some(first.name.clone())
+        })
     }
 
     async fn keep_chains(self: Rc<Self>) {
@@ -176,7 +193,8 @@ impl Daemon {
     }
 
     async fn keep_chain(self: &Rc<Self>, nodes: &Inventory, exported: &[String], name: &str) {
-        let chain = chain_of(nodes, exported, name);
+        let image = self.chains.image(name);
+        let chain = chain_of(nodes, exported, name, image.as_ref());
         if let Some(job) = self.jobs.find(&job_of(name)) {
             let id = json!({"id": job_of(name)});
             match job.state().status {
@@ -223,11 +241,15 @@ impl Daemon {
         let shown = nodes.layers(nodes.get(&leaving.top));
         let shown: Vec<&str> = shown.map(|node| node.name.as_str()).collect();
         let is_top_left = leaving.nodes.contains(&leaving.top);
-        let have_moved = leaving.is_ours || exported.contains(&leaving.base);
+        let are_users_on = |image: &String| {
+            let mut users = exported.iter();
+            users.any(|name| first_image(&nodes, name).is_some_and(|node| node.name == *image))
+        };
+        let have_moved = leaving.is_ours || are_users_on(&leaving.base);
         for node in &leaving.nodes {
             // The last copy of what users have written must not go for a mistake.
             let is_stale = match is_top_left {
-                true => have_moved && !exported.contains(&leaving.top),
+                true => have_moved && !are_users_on(&leaving.top),
                 false => !shown.contains(&node.as_str()),
             };
             if is_stale && nodes.get(node).is_some() {

@@ -52,7 +52,7 @@ pub(super) fn parts(
     let limits = disk.text("throttle")?;
     let on_full = disk.word("on-full", &[("wait", "wait"), ("fail", "fail")])?;
     let chain = match disk.table("chain", "chain")? {
-        Some(chain) => Some(chain_part(chain, &name)?),
+        Some(chain) => Some(chain_part(chain, &name, limits.is_some())?),
         None => None,
     };
     let common = Common::take(&mut disk)?;
@@ -310,10 +310,13 @@ fn references(value: &Value, names: &BTreeMap<String, String>, found: &mut BTree
 }
 
 /// `chain = {...}`: what the backing chain of a disk may be.
-fn chain_part(mut chain: Section<'_>, disk: &str) -> Result<Part, Mistake> {
+fn chain_part(mut chain: Section<'_>, disk: &str, is_limited: bool) -> Result<Part, Mistake> {
     let source = chain.source;
     let mut arguments = Map::new();
     arguments.insert("node-name".to_owned(), json!(disk));
+    if is_limited {
+        arguments.insert("image-node".to_owned(), json!(image_node(disk)));
+    }
     for key in ["max-layers", "max-overlay-bytes", "speed"] {
         let Some(entry) = chain.take(key) else {
             continue;
