@@ -241,6 +241,16 @@ fn another_copy_is_not_gone_on_with() {
     // The backing file of the source has been touched since.
     succeeds(folder, "qemu-io -c 'write -P 77 0 64k' base > /dev/null");
     refused(same, "not those of the copy");
+    // So has a file with its data, though not the image that names it.
+    succeeds(folder, "rm target target.vellum-journal");
+    succeeds(
+        folder,
+        "mv src kept && qemu-img convert -O qcow2 -o data_file=data kept src",
+    );
+    kill_beyond(folder, slowly(folder, "-O qcow2"), 256 << 20);
+    succeeds(folder, "touch data");
+    refused(same, "not those of the copy");
+    succeeds(folder, "mv kept src");
     // Another file has taken the target's place.
     succeeds(folder, "rm target.vellum-journal && cp target other");
     succeeds(folder, "rm target");

@@ -24,6 +24,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use vellum::qcow2::AsQcow2;
 use vellum::qcow2::check::{CheckOptions, Fix, repair};
 use vellum::{BlockDevice, Error, Storage};
 use vellum_control::CacheMode;
@@ -171,10 +172,14 @@ fn identity(
             let info = device.info();
             let name = device.storage().map(|storage| storage.name().to_owned());
             let name = name.unwrap_or_else(|| info.name.clone());
+            let data = device.as_qcow2().map(|image| image.data_storage());
+            let data = data.filter(|data| data.name() != name);
+            let data = data.map(|data| file_identity(Path::new(data.name())));
             files.push(json!({
                 "format": info.format,
                 "virtual-size": device.size_bytes(),
                 "file": file_identity(Path::new(&name))?,
+                "data-file": data.transpose()?,
             }));
             next = device.backing();
         }

@@ -259,6 +259,36 @@ fn a_chain_of_incremental_backups_is_the_disk() {
     place.img("compare -q d last");
 }
 
+/// What a target has got and may lose again is still to be copied.
+#[test]
+fn a_bitmap_forgets_nothing_of_which_the_target_may_not_be_durable() {
+    let place = disk();
+    let to = json!({"driver": "qcow2", "node-name": "to", "file": {"driver": "blkdebug",
+        "image": {"driver": "file", "filename": "full"},
+        "inject-error": [{"event": "flush_to_disk", "iotype": "flush", "errno": 5}]}});
+    let mut daemon = serve(&place, to);
+    let new = json!({"node": "top", "name": "a", "persistent": true});
+    daemon.must("block-dirty-bitmap-add", new);
+    place.io(DISK, &["write -P 9 0 1M", "flush"]);
+    let dirty_bytes = |daemon: &mut Daemon| {
+        let nodes = daemon.must("query-named-block-nodes", json!({"flat": true}));
+        let mut nodes = nodes.as_array().expect("nodes").iter();
+        let top = nodes.find(|node| node["node-name"] == "top").expect("it");
+        top["dirty-bitmaps"][0]["count"].clone()
+    };
+    assert_eq!(dirty_bytes(&mut daemon), 1 << 20);
+    begin(
+        &mut daemon,
+        json!({"sync": "bitmap", "bitmap": "a", "bitmap-mode": "always"}),
+    );
+    let ended = daemon.event("BLOCK_JOB_COMPLETED");
+    assert_eq!(ended["data"]["error"], "Input/output error");
+    daemon.wait("j", "null");
+    assert_eq!(dirty_bytes(&mut daemon), 1 << 20);
+    // The target cannot be closed cleanly, of which the daemon would tell.
+    daemon.kill();
+}
+
 #[test]
 fn a_target_on_the_disk_itself_shows_it_as_it_was() {
     let place = disk();

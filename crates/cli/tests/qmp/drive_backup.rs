@@ -109,6 +109,7 @@ fn drive_backups_of_a_transaction_are_made_alike() {
         )
     };
     let base = json!({"device": "base"});
+    let word = json!({"auto-finalize": false});
     alike(
         &[],
         &[
@@ -121,10 +122,26 @@ fn drive_backups_of_a_transaction_are_made_alike() {
             Wait("c", "null"),
             grouped(json!([
                 action("one", json!({})),
-                action("two", with(base, json!({"auto-finalize": true})))
+                action("two", with(base.clone(), json!({"auto-finalize": true})))
             ])),
             Wait("one", "null"),
             Wait("two", "null"),
+            // A word to one of them is one to all, and those that need none wait for it, too.
+            grouped(json!([
+                action("three", word.clone()),
+                action("four", with(base.clone(), word.clone()))
+            ])),
+            Wait("three", "pending"),
+            Wait("four", "pending"),
+            Ask("job-finalize", json!({"id": "three"})),
+            Wait("three", "null"),
+            Wait("four", "null"),
+            grouped(json!([action("five", word), action("six", base)])),
+            Wait("five", "pending"),
+            Wait("six", "pending"),
+            Ask("job-finalize", json!({"id": "five"})),
+            Wait("five", "null"),
+            Wait("six", "null"),
             Ask("query-jobs", json!({})),
             Ask("blockdev-del", json!({"node-name": "top"})),
             Ask("blockdev-del", json!({"node-name": "base"})),

@@ -218,6 +218,14 @@ impl CopyBeforeWrite {
         given_up::cut_off(&self.core.target).await;
     }
 
+    /// Makes durable, after the end, what the target has got; whether it is. One that does not answer
+    /// in a moment is not waited for.
+    pub async fn has_durable_target(&self) -> bool {
+        given_up::in_a_moment(self.core.target.flush())
+            .await
+            .is_some_and(|flushed| flushed.is_ok())
+    }
+
     pub(super) async fn flush_target(&self) -> Result<(), CopyError> {
         let flushed = self.core.target.flush().await;
         flushed.map_err(|cause| CopyError {

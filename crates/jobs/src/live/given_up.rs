@@ -49,6 +49,14 @@ pub(super) async fn with_grace<E>(
     }
 }
 
+/// Waits a moment for something, and no longer. What was begun goes on.
+pub(super) async fn in_a_moment<T>(work: impl Future<Output = T>) -> Option<T> {
+    match select(pin!(work), pin!(sleep(GRACE))).await {
+        Either::Left((done, _)) => Some(done),
+        Either::Right(_) => None,
+    }
+}
+
 /// Has no request go through a link any more, once those on their way have ended.
 pub(super) async fn cut_off(link: &Link) {
     let drained = link.drain().await;

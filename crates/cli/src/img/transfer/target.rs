@@ -186,6 +186,8 @@ async fn begin_new(
     refuse_in_use(disk).await?;
     let name = partial(disk);
     if is_there(&name)? {
+        // The new file may get the same number, and is none that anybody may go on with.
+        state.save()?;
         let removed = std::fs::remove_file(&name);
         removed.or_else(|error| cannot("remove", Path::new(&name), &error))?;
     }

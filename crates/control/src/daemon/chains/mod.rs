@@ -184,10 +184,11 @@ impl Daemon {
             }
             let (nodes, exported) = self.look_at_nodes();
             for name in names {
-                let acted = pin!(self.keep_chain(&nodes, &exported, &name));
-                if let Either::Right(_) = select(acted, pin!(self.stop.wait())).await {
+                if self.stop.is_requested() {
                     return;
                 }
+                // To its end: a job that was made and not begun would never be over.
+                self.keep_chain(&nodes, &exported, &name).await;
             }
         }
     }

@@ -288,8 +288,10 @@ impl Work for Backup {
     async fn leave(mut self) {
         // From here on no user waits for a copy, so holding them up ends.
         let left = self.backup.filter.end();
-        if !self.is_settled && self.mode() == BitmapMode::Always {
-            // Otherwise it goes on calling dirty what it did, which is more.
+        let filter = &self.backup.filter;
+        // Otherwise it goes on calling dirty what it did, which is more.
+        let forgets = !self.is_settled && self.mode() == BitmapMode::Always;
+        if forgets && filter.has_durable_target().await {
             let _ = self.update_bitmap_of_incomplete(left).await;
         }
         // There is nothing to do about it: the filter lets everything pass.

@@ -10,7 +10,7 @@
 //!   stays in use until it has, or has failed: what is on its way to it may still land.
 
 use std::pin::pin;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
 use vellum::{Error, ErrorKind};
@@ -20,7 +20,7 @@ use vellum_jobs::live::{CopyOutcome, InitialSync, LiveMirror};
 
 use super::failures::ErrorPolicies;
 use super::{Completion, Job, JobNodes, Work};
-use crate::nodes::Keeps;
+use crate::nodes::{DrainedUsers, Keeps};
 
 /// So long are users held up by the first attempt to end; each other one may take twice as
 /// long as the one before.
@@ -72,8 +72,8 @@ impl Mirroring {
         Ok(copied)
     }
 
-    /// Has the target show what the source does, and leads users to it, if that is wanted.
-    async fn switch(&mut self, job: &Job) -> vellum::Result<()> {
+    /// Has the target show what the source does, and holds users up from that moment on: since when.
+    async fn hold(&mut self) -> vellum::Result<(DrainedUsers, Instant)> {
         let nodes = self.job_nodes.nodes.clone();
         let mut limit = HOLD;
         loop {
@@ -83,31 +83,36 @@ impl Mirroring {
             nodes.flush(&self.source).await?;
             let begun = lane::now();
             let held = nodes.drain(&self.source).await?;
-            if !self.copier.finish_within(limit).await? {
-                limit *= 2;
-                continue;
+            if self.copier.finish_within(limit).await? {
+                return Ok((held, begun));
             }
-            // Somebody may have opened it anew with another size, and those who are led there were
-            // told of one.
-            if self.copier.is_of_other_size() {
-                return Err(other_size());
-            }
-            // The target is a copy of this moment, or what users write to from now on: nothing
-            // of the source may land there any more.
-            self.copier.handle().release();
-            if job.completion() == Some(Completion::InForce) {
-                if self.stands_on_source {
-                    // Its users write to it until they are led on.
-                    self.job_nodes.keep_below(&self.target, Keeps::Size)?;
-                    nodes.put_over(&self.target, &self.source).await?;
-                }
-                nodes.redirect_to(held, &self.target).await?;
-                self.watching = false;
-                self.job_nodes.keep_open(&self.target);
-            }
-            job.note_hold(lane::now() - begun);
+            limit *= 2;
+        }
+    }
+
+    /// Leads users to the target, if that is wanted.
+    async fn lead(&mut self, job: &Job, held: DrainedUsers) -> vellum::Result<()> {
+        // Somebody may have opened it anew with another size, and those who are led there were
+        // told of one.
+        if self.copier.is_of_other_size() {
+            return Err(other_size());
+        }
+        // The target is a copy of this moment, or what users write to from now on: nothing
+        // of the source may land there any more.
+        self.copier.handle().release();
+        if job.completion() != Some(Completion::InForce) {
             return Ok(());
         }
+        let nodes = &self.job_nodes.nodes;
+        if self.stands_on_source {
+            // Its users write to it until they are led on.
+            self.job_nodes.keep_below(&self.target, Keeps::Size)?;
+            nodes.put_over(&self.target, &self.source).await?;
+        }
+        nodes.redirect_to(held, &self.target).await?;
+        self.watching = false;
+        self.job_nodes.keep_open(&self.target);
+        Ok(())
     }
 }
 
@@ -160,12 +165,20 @@ impl Work for Mirroring {
     }
 
     async fn conclude(&mut self, job: &Job) -> vellum::Result<()> {
-        let given_up = job.until(Job::is_cancelled);
-        let switched = self.switch(job);
-        match select(pin!(switched), pin!(given_up)).await {
-            Either::Left((switched, _)) => switched,
-            Either::Right(_) => Err(Error::new(ErrorKind::Io, "mirror", "Operation canceled")),
-        }
+        let held = {
+            let given_up = job.until(Job::is_cancelled);
+            match select(pin!(self.hold()), pin!(given_up)).await {
+                Either::Left((held, _)) => held?,
+                Either::Right(_) => {
+                    return Err(Error::new(ErrorKind::Io, "mirror", "Operation canceled"));
+                }
+            }
+        };
+        // To its end, whoever wants it given up by now: the state file may say already where users are.
+        let (held, begun) = held;
+        self.lead(job, held).await?;
+        job.note_hold(lane::now() - begun);
+        Ok(())
     }
 
     async fn leave(mut self) {

@@ -77,6 +77,8 @@ pub(super) struct Job {
     /// It is to complete: with its result in force, or, if that is not wanted, as it is.
     completion: Cell<Option<Completion>>,
     finalized: Cell<bool>,
+    /// One of its group puts its result in force: all do.
+    decided: Cell<bool>,
     /// The node and the name of a bitmap that nobody else may change meanwhile.
     bitmap: RefCell<Option<(String, String)>>,
     error: RefCell<Option<String>>,
@@ -151,6 +153,7 @@ impl Jobs {
             progress: Cell::default(),
             completion: Cell::default(),
             finalized: Cell::default(),
+            decided: Cell::default(),
             bitmap: RefCell::default(),
             error: RefCell::default(),
             group: RefCell::default(),
@@ -350,9 +353,33 @@ impl Job {
         self.completion.get()
     }
 
+    /// Has it, and all of its group, put their results in force.
     pub(super) fn finalize(&self) {
         self.finalized.set(true);
         self.changed.notify(usize::MAX);
+        for other in self.others() {
+            other.finalized.set(true);
+            other.changed.notify(usize::MAX);
+        }
+    }
+
+    /// Whether it, or one of its group, waits for a word before results are put in force.
+    fn waits_for_word(&self) -> bool {
+        let waits = |job: &Job| !job.settings.auto_finalize;
+        waits(self) || self.others().iter().any(|other| waits(other))
+    }
+
+    /// Whether its result is to be put in force now; those of its group are then, too, whatever
+    /// comes.
+    fn decide(&self) -> bool {
+        let others = self.others();
+        let is_given_up = self.is_cancelled() || others.iter().any(|other| other.is_cancelled());
+        if !self.decided.get() && is_given_up {
+            return false;
+        }
+        self.decided.set(true);
+        others.iter().for_each(|other| other.decided.set(true));
+        true
     }
 
     pub(super) fn set_progress(&self, done_bytes: u64, total_bytes: u64) {
@@ -517,11 +544,13 @@ async fn finalize(daemon: &Daemon, job: &Job, work: &mut impl Work) -> vellum::R
     if !job.settings.auto_finalize {
         let data = json!({"type": job.settings.kind, "id": job.settings.id});
         job.events.emit("BLOCK_JOB_PENDING", data);
+    }
+    if job.waits_for_word() {
         job.until(|job| job.finalized.get() || job.is_cancelled())
             .await;
     }
     let _parts = daemon.parts.lock().await;
-    if job.is_cancelled() {
+    if !job.decide() {
         return Ok(CopyOutcome::GivenUp);
     }
     match work.conclude(job).await {

@@ -472,6 +472,9 @@ impl SavedJob {
         if self.is_paused {
             job["paused"] = json!(true);
         }
+        if self.is_one_of_several {
+            job["of-several"] = json!(true);
+        }
         job
     }
 }

@@ -11,6 +11,7 @@
 //! - A client is told that something is done when the file has it.
 //! - Nothing is written before everything was brought back, nor while the daemon ends.
 
+mod anew;
 mod content;
 mod file;
 mod lost;
@@ -84,29 +85,35 @@ struct Keeper {
     path: PathBuf,
     /// What the file has.
     written: Mutex<Arc<Content>>,
+    /// How often it was to be written.
+    asked: Mutex<u64>,
+    /// Which of these was written last; held while one is.
+    done: Mutex<u64>,
     memo: Mutex<DescriptionMemo>,
     lost: Arc<Mutex<Lost>>,
 }
 
 impl Keeper {
-    /// Has the file say what there is.
-    async fn write(&self, content: Content) -> vellum::Result<()> {
-        if **self.written.lock() == content {
-            return Ok(());
-        }
-        let content = Arc::new(content);
-        let (path, text) = (self.path.clone(), content.clone());
+    /// Has the file say what there is, also where nobody waits for that any more.
+    async fn write(self: &Arc<Self>, content: Content) -> vellum::Result<()> {
+        let number = {
+            let mut asked = self.asked.lock();
+            let is_still = self.done.try_lock().is_some_and(|done| *done == *asked);
+            if is_still && **self.written.lock() == content {
+                return Ok(());
+            }
+            *asked += 1;
+            *asked
+        };
+        let (keeper, content) = (self.clone(), Arc::new(content));
         let (sender, receiver) = futures_channel::oneshot::channel();
         // A disk takes its time, and jobs and timers have none.
         std::thread::spawn(move || {
-            // Who asked is there until it is answered.
-            let _ = sender.send(file::write(&path, &text.text()));
+            // Who asked may have been given up meanwhile.
+            let _ = sender.send(keeper.write_in_turn(number, content));
         });
         let why = match receiver.await {
-            Ok(Ok(())) => {
-                *self.written.lock() = content;
-                return Ok(());
-            }
+            Ok(Ok(())) => return Ok(()),
             Ok(Err(error)) => io_text(&error),
             Err(_) => "the thread that writes it has ended".to_owned(),
         };
@@ -115,6 +122,21 @@ impl Keeper {
             self.path.display()
         );
         Err(Error::new(ErrorKind::Io, "write the state", text))
+    }
+
+    /// Writes what was the `number`th to be written, unless a later one is there.
+    fn write_in_turn(&self, number: u64, content: Arc<Content>) -> std::io::Result<()> {
+        let mut done = self.done.lock();
+        if number < *done {
+            return Ok(());
+        }
+        let written = file::write(&self.path, &content.text());
+        // What has failed is not tried again by itself: the next one is compared with what is there.
+        *done = number;
+        if written.is_ok() {
+            *self.written.lock() = content;
+        }
+        written
     }
 
     /// Has the file say that the users of a node use another one.
@@ -200,16 +222,29 @@ impl Recorder {
                     .insert(id("id"), arguments.clone());
             }
             "object-del" => drop(self.objects.borrow_mut().remove(&id("id"))),
-            "transaction" => {
-                for action in arguments["actions"].as_array().into_iter().flatten() {
-                    self.note(action["type"].as_str().unwrap_or_default(), &action["data"]);
-                }
-            }
+            "transaction" => self.note_transaction(arguments),
             command if JOBS.contains(&command) => {
-                let job = restore::begun_anew(command, arguments);
+                let job = anew::begun_anew(command, arguments);
                 self.jobs.borrow_mut().insert(id("job-id"), job);
             }
             _ => {}
+        }
+    }
+
+    fn note_transaction(&self, arguments: &Value) {
+        let actions = || arguments["actions"].as_array().into_iter().flatten();
+        let command = |action: &Value| action["type"].as_str().unwrap_or_default().to_owned();
+        let ids = actions().filter(|action| JOBS.contains(&&*command(action)));
+        let ids: Vec<&str> = ids
+            .filter_map(|action| action["data"]["job-id"].as_str())
+            .collect();
+        actions().for_each(|action| self.note(&command(action), &action["data"]));
+        if ids.len() > 1 {
+            let mut jobs = self.jobs.borrow_mut();
+            for id in ids {
+                jobs.entry(id.to_owned())
+                    .and_modify(|job| job["of-several"] = json!(true));
+            }
         }
     }
 
@@ -294,6 +329,8 @@ impl Daemon {
         let keeper = Arc::new(Keeper {
             path: saved.place().to_owned(),
             written: Mutex::default(),
+            asked: Mutex::default(),
+            done: Mutex::default(),
             memo: Mutex::default(),
             lost: self.state.lost.clone(),
         });

@@ -66,6 +66,8 @@ pub(super) struct SavedJob {
     pub(super) arguments: Map<String, Value>,
     /// It waits for somebody who has it go on.
     pub(super) is_paused: bool,
+    /// It was begun at one moment with others.
+    pub(super) is_one_of_several: bool,
 }
 
 fn objects_of(content: &mut Value, key: &str) -> Result<Vec<Map<String, Value>>, String> {
@@ -180,15 +182,6 @@ pub(super) fn bottom_up(nodes: &[Map<String, Value>]) -> Vec<&Map<String, Value>
     ordered
 }
 
-/// The request that begins a job anew: what it made is there.
-pub(super) fn begun_anew(command: &str, arguments: &Value) -> Value {
-    let mut arguments = arguments.clone();
-    if command.starts_with("drive-") {
-        arguments["mode"] = json!("existing");
-    }
-    json!({"command": command, "arguments": arguments})
-}
-
 impl SavedState {
     pub(super) fn of(mut content: Value) -> Result<SavedState, String> {
         let objects = objects_of(&mut content, "objects")?;
@@ -219,6 +212,7 @@ impl SavedState {
                 command: text(&job, "command")?,
                 arguments,
                 is_paused: job.get("paused") == Some(&Value::Bool(true)),
+                is_one_of_several: job.get("of-several") == Some(&Value::Bool(true)),
             });
         }
         let chains = objects_of(&mut content, "chains")?;
@@ -471,6 +465,10 @@ impl Daemon {
             if is_there || is_lost || !saved.is_own(PartKind::Export, id, wanted) {
                 continue;
             }
+            if saved.shows_lost_view(&state.nodes, &export.node) {
+                // Its job tells why it is over.
+                continue;
+            }
             export.add_to(&mut state).await?;
         }
         Ok(())
@@ -532,25 +530,23 @@ impl Daemon {
 
     /// Begins a job anew; says why not where it cannot be.
     pub(super) async fn begin_saved(self: &Rc<Self>, job: &SavedJob) -> Option<String> {
-        let SavedJob {
-            id,
-            command,
-            arguments,
-            is_paused,
-        } = job;
+        let SavedJob { id, command, .. } = job;
         let known = super::JOBS.iter().find(|known| **known == command.as_str());
-        let begun = match known {
-            Some(command) => {
+        let begun = match (known, job.anew(&self.nodes)) {
+            (Some(command), Ok(arguments)) => {
                 let begun = carry_out(self, command, Arguments::new(arguments.clone())).await;
-                begun.map_err(|failure| failure.text)
+                begun.map(|_| arguments).map_err(|failure| failure.text)
             }
-            None => Err(format!("'{command}' begins no job")),
+            (Some(_), Err(why)) => Err(why),
+            (None, _) => Err(format!("'{command}' begins no job")),
         };
         match begun {
-            Ok(_) => {
-                let value = Value::Object(arguments.clone());
+            Ok(arguments) => {
+                let value = Value::Object(arguments);
                 self.state.note(known.copied().unwrap_or_default(), &value);
-                if *is_paused && let Some(job) = self.jobs.find(id) {
+                if job.is_paused
+                    && let Some(job) = self.jobs.find(id)
+                {
                     // It has not had its first turn yet.
                     job.pause();
                 }
