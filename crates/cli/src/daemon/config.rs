@@ -99,7 +99,7 @@ impl ConfigFile {
             .daemon
             .watch_space(&self.first.space_warning_percent);
         let disks = self.first.parts.without(PartKind::Export);
-        self.bring(program, &disks, &BTreeMap::new()).await?;
+        self.bring(program, &disks).await?;
         // Tokens and credentials are objects, which are there by now.
         for listener in &self.first.metrics {
             let options = parse_options(&listener.address, Some("address"))?;
@@ -110,33 +110,24 @@ impl ConfigFile {
         Ok(())
     }
 
-    /// Brings its exports into force. Those of disks that `remembered` names show the node there.
+    /// Brings its exports into force.
     ///
     /// # Errors
     /// As [`ConfigFile::start`].
-    pub(super) async fn start_exports(
-        &self,
-        program: &Program,
-        remembered: &BTreeMap<String, String>,
-    ) -> Result<(), Failure> {
+    pub(super) async fn start_exports(&self, program: &Program) -> Result<(), Failure> {
         let mut parts = self.first.parts.clone();
         parts.leave_out_missing(&self.parts_in_force().await);
         for refused in program.daemon.leave_out_lost(&mut parts) {
             self.tell(format!("{}: {refused}", self.path.display()));
         }
-        self.bring(program, &parts, remembered).await?;
+        self.bring(program, &parts).await?;
         self.take_left_sockets(program).await
     }
 
-    async fn bring(
-        &self,
-        program: &Program,
-        parts: &Parts,
-        remembered: &BTreeMap<String, String>,
-    ) -> Result<(), Failure> {
+    async fn bring(&self, program: &Program, parts: &Parts) -> Result<(), Failure> {
         let mut in_force = self.in_force.lock().await;
         let applied = in_force
-            .become_as(&program.daemon, parts, &self.path, remembered)
+            .become_as(&program.daemon, parts, &self.path, &BTreeMap::new())
             .await;
         drop(in_force);
         if let (OnError::Stop, Some(first)) = (self.first.on_error, applied.mistakes.first()) {

@@ -75,12 +75,10 @@ pub(super) async fn bring_all(program: &Rc<Program>) -> Result<(), Failure> {
         // Before anybody is served.
         let checked = daemon.check_restored(&state.saved).await;
         checked.map_err(of_file(state))?;
+        daemon.restore_leads(&state.saved, wanted);
     }
     if let Some(config) = &program.config {
-        let saved = program.state.as_ref().map(|state| &state.saved);
-        let remembered = saved.map(|saved| saved.shown_instead(wanted));
-        let remembered = remembered.unwrap_or_default();
-        config.start_exports(program, &remembered).await?;
+        config.start_exports(program).await?;
     }
     let Some(state) = &program.state else {
         return Ok(());

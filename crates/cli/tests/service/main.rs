@@ -4,6 +4,7 @@
 mod config;
 #[path = "../../../export/tests/vhost_user_blk/guest.rs"]
 mod guest;
+mod led;
 mod log;
 mod lost;
 mod place;

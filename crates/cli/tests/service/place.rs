@@ -277,6 +277,14 @@ impl Client {
         self.names("query-block-exports", "id")
     }
 
+    /// How many events of a name have come.
+    pub fn events_of(&mut self, name: &str) -> usize {
+        // They come before the answer to what is asked now.
+        self.must("query-version", json!({}));
+        let named = |event: &&Value| event["event"] == name;
+        self.events.iter().filter(named).count()
+    }
+
     /// Waits for an event, or finds one that has come.
     pub fn event(&mut self, name: &str) -> Value {
         loop {

@@ -287,6 +287,7 @@ impl Nodes {
         for id in ids {
             named.uses.lead(id, name);
         }
+        named.leads.note(&held.node, name);
         drop(named);
         held.set(&device);
         Ok(())
@@ -311,7 +312,11 @@ impl Nodes {
         let renewal = ReopenChanges::child("backing", Some(node));
         self.renew_with_activity(overlay, renewal, &inactivated)
             .await?;
+        let attaches = self.is_used_by(overlay, |user| matches!(user, User::Job { .. }));
         let led = self.lead_over(node, overlay).await;
+        if attaches {
+            self.forget_led(node, overlay);
+        }
         if led.is_err() {
             // The overlay holds nothing and nobody uses it: it stands on nothing, as before.
             let _ = self.stand_on_another(overlay, None).await;

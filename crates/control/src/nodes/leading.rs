@@ -1,9 +1,12 @@
-//! [`BeforeLeading`]: who wants to know before the users of a node go on with another one.
+//! Users of a node that are led to another one: [`BeforeLeading`], who wants to know of it before, and
+//! [`Leads`], where they are now.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 
+use serde_json::{Value, json};
 use vellum::Result;
 
 use super::Nodes;
@@ -28,7 +31,72 @@ impl fmt::Debug for BeforeLeading {
     }
 }
 
+/// From which nodes users were led, and to which, in one step: where those are who would use a node now
+/// if they had used it all the time. Also of nodes that had no users when they were led.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Leads(BTreeMap<String, String>);
+
+impl Leads {
+    pub(crate) fn note(&mut self, from: &str, to: &str) {
+        self.0.remove(to);
+        self.0.insert(from.to_owned(), to.to_owned());
+    }
+
+    /// Where users of a node are, if that is not there.
+    fn of(&self, node: &str) -> Option<&str> {
+        let steps = std::iter::successors(self.0.get(node), |at| self.0.get(*at));
+        steps.take(self.0.len()).last().map(String::as_str)
+    }
+
+    /// Forgets a node that is gone.
+    pub(super) fn forget(&mut self, node: &str) {
+        match self.0.remove(node) {
+            Some(on) => {
+                let here = self.0.values_mut().filter(|to| *to == node);
+                here.for_each(|to| to.clone_from(&on));
+            }
+            None => self.0.retain(|_, to| to != node),
+        }
+    }
+
+    /// Takes a note back.
+    fn take_back(&mut self, from: &str, to: &str) {
+        self.0.retain(|one, other| one != from || other != to);
+    }
+
+    /// For a state file.
+    pub(crate) fn describe(&self) -> Value {
+        json!(self.0)
+    }
+}
+
 impl Nodes {
+    /// Where the users of a node were led, if they are not there any more.
+    pub(crate) fn led_to(&self, node: &str) -> Option<String> {
+        self.lock().leads.of(node).map(str::to_owned)
+    }
+
+    /// From which nodes users were led, and to which.
+    pub(crate) fn leads(&self) -> Leads {
+        self.lock().leads.clone()
+    }
+
+    /// Notes that users of a node were led to another one, before the program was started again.
+    pub(crate) fn note_led(&self, from: &str, to: &str) {
+        let mut named = self.lock();
+        let are_there = [from, to]
+            .iter()
+            .all(|name| named.nodes.contains_key(*name));
+        if are_there && from != to {
+            named.leads.note(from, to);
+        }
+    }
+
+    /// An overlay was put over a node for a job that writes to it: nobody is to use it instead.
+    pub(super) fn forget_led(&self, from: &str, to: &str) {
+        self.lock().leads.take_back(from, to);
+    }
+
     /// Has `notes` called, with a node and the one that its users are led to, while these are held
     /// up: they go on when what it returns is done, and stay if that fails. The first call decides.
     pub fn before_leading(
@@ -36,5 +104,41 @@ impl Nodes {
         notes: impl Fn(&Nodes, &str, &str) -> Note + Send + Sync + 'static,
     ) {
         let _ = self.before_leading.0.set(Box::new(notes));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_where_they_were_led_last() {
+        let mut leads = Leads::default();
+        assert_eq!(leads.of("disk"), None);
+        leads.note("disk", "over1");
+        leads.note("over1", "over2");
+        assert_eq!(leads.of("disk"), Some("over2"));
+        assert_eq!(leads.of("over1"), Some("over2"));
+        // A stream has made the one between superfluous.
+        leads.forget("over1");
+        assert_eq!(leads.of("disk"), Some("over2"));
+        // They were led back.
+        leads.note("over2", "disk");
+        assert_eq!((leads.of("disk"), leads.of("over2")), (None, Some("disk")));
+        leads.note("disk", "over3");
+        leads.forget("over3");
+        assert_eq!(leads.of("disk"), None);
+    }
+
+    #[test]
+    fn users_below_limits_are_told_by_their_disk() {
+        let mut leads = Leads::default();
+        leads.note("disk", "over");
+        leads.note("over", "disk-image");
+        assert_eq!(leads.of("disk"), Some("disk-image"));
+        leads.take_back("over", "other");
+        assert_eq!(leads.of("disk"), Some("disk-image"));
+        leads.take_back("over", "disk-image");
+        assert_eq!(leads.of("disk"), Some("over"));
     }
 }

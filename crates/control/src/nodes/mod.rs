@@ -109,6 +109,8 @@ struct NamedNode {
     shared: SharedNodes,
     /// What is noted of writes, by the name of the node; some may be gone.
     watches: HashMap<String, Arc<WriteWatch>>,
+    /// Where users of nodes were led.
+    leads: leading::Leads,
     next_name: u64,
 }
 

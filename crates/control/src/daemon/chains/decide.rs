@@ -104,6 +104,9 @@ pub(super) struct Chain {
     pub(super) layers: Vec<Layer>,
     /// The place of the image whose policy it is.
     pub(super) at: usize,
+    /// The topmost filter right above that image, below the overlays: limits, say, which users are to
+    /// have again.
+    pub(super) filter: Option<String>,
     pub(super) is_busy: bool,
 }
 
@@ -151,9 +154,10 @@ impl Chain {
             let is_enough = policy.max_layers.is_none_or(|most| kept <= most)
                 && fits(layers[0].allocated_bytes);
             let top = if at > 1 && is_enough { 1 } else { 0 };
+            let base = self.filter.as_ref().unwrap_or(&layers[at].name);
             return Some(Act::Commit {
                 top: layers[top].name.clone(),
-                base: layers[at].name.clone(),
+                base: base.clone(),
             });
         }
         // What others use is not written to, so the disk gets what it needs of it.
@@ -204,6 +208,11 @@ pub(super) fn chain_of(
         let same_file = nodes.iter().filter(|other| other.path() == path).count();
         path.is_some() && same_file == 1 && nodes.count_parents(&node.name) <= 1
     };
+    let above_own = all.iter().take_while(|node| node.name != own.name);
+    let above_own: Vec<&NodeState> = above_own.copied().collect();
+    let filters = above_own.iter().rev().take_while(|node| node.is_filter);
+    // One at the very top has no overlays above it.
+    let filter = filters.last().filter(|node| !is_first(node));
     let images: Vec<&&NodeState> = all.iter().filter(|node| !node.is_filter).collect();
     let layers = images.iter().map(|node| Layer {
         name: node.name.clone(),
@@ -216,6 +225,7 @@ pub(super) fn chain_of(
     Some(Chain {
         layers: layers.collect(),
         at: images.iter().position(|node| node.name == own.name)?,
+        filter: filter.map(|node| node.name.clone()),
         is_busy: all.iter().any(|node| !node.jobs.is_empty()),
     })
 }
@@ -232,6 +242,7 @@ impl Chain {
         Chain {
             layers: names.chars().map(layer).collect(),
             at,
+            filter: None,
             is_busy: false,
         }
     }
@@ -270,6 +281,16 @@ mod tests {
         assert_eq!(chain("badG", 2).act(&layers(3)), commit("a", "d"));
         assert_eq!(chain("badG", 2).act(&layers(2)), commit("b", "d"));
         assert_eq!(chain("bdG", 1).act(&layers(2)), commit("b", "d"));
+    }
+
+    #[test]
+    fn limits_between_overlays_and_the_image_are_gone_back_to() {
+        let limited = Chain {
+            filter: Some("limits".to_owned()),
+            ..chain("badG", 2)
+        };
+        assert_eq!(limited.act(&layers(3)), commit("a", "limits"));
+        assert_eq!(limited.act(&layers(2)), commit("b", "limits"));
     }
 
     #[test]

@@ -242,10 +242,8 @@ impl Daemon {
         let shown = nodes.layers(nodes.get(&leaving.top));
         let shown: Vec<&str> = shown.map(|node| node.name.as_str()).collect();
         let is_top_left = leaving.nodes.contains(&leaving.top);
-        let are_users_on = |image: &String| {
-            let mut users = exported.iter();
-            users.any(|name| first_image(&nodes, name).is_some_and(|node| node.name == *image))
-        };
+        let image = |name: &String| first_image(&nodes, name).map(|node| &node.name);
+        let are_users_on = |node: &String| exported.iter().any(|user| image(user) == image(node));
         let have_moved = leaving.is_ours || are_users_on(&leaving.base);
         for node in &leaving.nodes {
             // The last copy of what users have written must not go for a mistake.

@@ -9,8 +9,9 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tracing::trace;
+use vellum_io::error::io_text;
 use vellum_io::lane;
 
 use super::parts::{ConfigRequest, PartKey, PartKind, Parts};
@@ -56,19 +57,20 @@ impl InForce {
         remembered: &BTreeMap<String, String>,
     ) -> Applied {
         self.forget_gone(daemon).await;
-        let mut shown = shown_instead(daemon, &self.parts).await;
-        shown.extend(remembered.clone());
-        let steps = plan(&self.parts, wanted);
+        let mut steps = plan(&self.parts, wanted);
+        let refused = refuse_early(daemon, &mut steps);
+        let mut remembered = remembered.clone();
         let send = async |request: &ConfigRequest| {
-            refuse_to_lose(daemon, request, &shown).await?;
-            send(daemon, request, &shown).await?;
+            refuse_to_lose(daemon, request)?;
+            send(daemon, request, &remembered).await?;
             if let ("blockdev-add", Some(name)) = (request.command, name_of(request)) {
                 // What is made anew is what the file says.
-                shown.remove(name);
+                remembered.remove(name);
             }
             Ok(())
         };
-        let done = follow(&mut self.parts, steps, send, || daemon.stop.is_requested()).await;
+        let mut done = follow(&mut self.parts, steps, send, || daemon.stop.is_requested()).await;
+        done.failures.splice(0..0, refused);
         self.parts.move_to(wanted);
         trace!(
             name: "config_applied",
@@ -205,32 +207,44 @@ fn name_of(request: &ConfigRequest) -> Option<&str> {
     request.arguments.get("node-name")?.as_str()
 }
 
-/// The nodes that exports of disks show instead of them.
-async fn shown_instead(daemon: &Rc<Daemon>, parts: &Parts) -> BTreeMap<String, String> {
-    let state = daemon.parts.lock().await;
-    let exports = state.exports.list(&state.nodes).into_iter();
-    let instead = exports.filter_map(|export| {
-        let part = parts.get(&PartKey::new(PartKind::Export, export.id))?;
-        let disk = part.arguments.get("node-name")?.as_str()?;
-        (disk != export.node).then(|| (disk.to_owned(), export.node))
+/// Takes out the changes of which a step is refused for sure: nobody is hung up on for them.
+fn refuse_early(daemon: &Daemon, steps: &mut Vec<Step>) -> Vec<(Step, String)> {
+    let refused = steps.iter().filter_map(|step| {
+        let lost = refuse_to_lose(daemon, &step.request).err();
+        let text = lost.map(|failure| failure.text);
+        Some((step.clone(), text.or_else(|| missing_file(&step.request))?))
     });
-    instead.collect()
+    let refused: Vec<(Step, String)> = refused.collect();
+    let changes: BTreeSet<usize> = refused.iter().map(|(step, _)| step.change).collect();
+    steps.retain(|step| !changes.contains(&step.change));
+    refused
+}
+
+/// Why a node cannot be made: a file is not there.
+fn missing_file(request: &ConfigRequest) -> Option<String> {
+    fn first(node: &Map<String, Value>) -> Option<String> {
+        let text = |key: &str| node.get(key).and_then(Value::as_str);
+        if let (Some("file"), Some(path)) = (text("driver"), text("filename")) {
+            let error = std::fs::metadata(path).err()?;
+            return Some(format!("Could not open '{path}': {}", io_text(&error)));
+        }
+        node.values().filter_map(Value::as_object).find_map(first)
+    }
+    match request.command {
+        "blockdev-add" => first(&request.arguments),
+        _ => None,
+    }
 }
 
 /// Refuses to take a disk away that clients have led users from: what would be made in its place
 /// lacks all that was written since.
-async fn refuse_to_lose(
-    daemon: &Rc<Daemon>,
-    request: &ConfigRequest,
-    shown: &BTreeMap<String, String>,
-) -> Result<(), Failure> {
+fn refuse_to_lose(daemon: &Daemon, request: &ConfigRequest) -> Result<(), Failure> {
     let ("blockdev-del", Some(name)) = (request.command, name_of(request)) else {
         return Ok(());
     };
-    let state = daemon.parts.lock().await;
+    let nodes = &daemon.nodes;
     // Of a filter the file describes the image, too: an overlay was put between them otherwise.
-    let instead = shown.get(name).cloned();
-    match instead.or_else(|| state.nodes.file_of_others(name)) {
+    match nodes.led_to(name).or_else(|| nodes.file_of_others(name)) {
         None => Ok(()),
         Some(node) => Err(Failure::new(format!(
             "clients have led its users to '{node}': it cannot be made anew or taken away before they \
@@ -242,16 +256,20 @@ async fn refuse_to_lose(
 async fn send(
     daemon: &Rc<Daemon>,
     request: &ConfigRequest,
-    shown: &BTreeMap<String, String>,
+    remembered: &BTreeMap<String, String>,
 ) -> Result<(), Failure> {
     let ConfigRequest { command, arguments } = request;
     let mut arguments = arguments.clone();
     match *command {
         "block-export-add" => {
             if let Some(node) = arguments.get_mut("node-name")
-                && let Some(instead) = node.as_str().and_then(|name| shown.get(name))
+                && let Some(name) = node.as_str()
             {
-                *node = Value::from(instead.as_str());
+                // Clients may lead users of a disk also while it has no exports.
+                let instead = remembered.get(name).cloned();
+                if let Some(instead) = instead.or_else(|| daemon.nodes.led_to(name)) {
+                    *node = Value::from(instead);
+                }
             }
         }
         "blockdev-reopen" => {

@@ -16,6 +16,7 @@ pub(super) struct Content {
     pub(super) config: Arc<str>,
     pub(super) chains: String,
     pub(super) chains_left: String,
+    pub(super) led: String,
 }
 
 /// An export: how to make it, and the node that it shows.
@@ -51,6 +52,7 @@ impl Content {
         member(",\"config\":", &self.config);
         member(",\"chains\":", &self.chains);
         member(",\"chains-left\":", &self.chains_left);
+        member(",\"led\":", &self.led);
         member("}", "");
         text
     }
@@ -76,6 +78,7 @@ impl Content {
             config: content["config"].to_string().into(),
             chains: content["chains"].to_string(),
             chains_left: content["chains-left"].to_string(),
+            led: content["led"].to_string(),
         }
     }
 }
@@ -98,6 +101,7 @@ mod tests {
             "config": {"disk a": "a"},
             "chains": [],
             "chains-left": [],
+            "led": {"a": "b"},
         });
         let content = Content::of_value(&value);
         assert_eq!(content.text(), value.to_string());

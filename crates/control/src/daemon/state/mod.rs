@@ -147,6 +147,9 @@ impl Keeper {
     ) -> Pin<Box<dyn Future<Output = vellum::Result<()>> + Send>> {
         let mut content = Content::clone(&self.written.lock());
         content.nodes = self.described(nodes, Some((from, to)));
+        let mut leads = nodes.leads();
+        leads.note(from, to);
+        content.led = leads.describe().to_string();
         for export in &mut content.exports {
             if export.node == from {
                 export.node = to.to_owned();
@@ -268,6 +271,7 @@ impl Recorder {
             config: self.config.borrow().clone(),
             chains: "[]".to_owned(),
             chains_left: "[]".to_owned(),
+            led: state.nodes.leads().describe().to_string(),
         };
         let lost = self.lost.lock();
         if lost.is_empty() {

@@ -31,6 +31,8 @@ pub struct SavedState {
     pub(super) chains: Vec<Map<String, Value>>,
     /// What jobs for these leave behind.
     pub(super) chains_left: Vec<Map<String, Value>>,
+    /// From which nodes users were led, and to which.
+    led: Map<String, Value>,
     /// The parts that a configuration had made, and the nodes that they were to have.
     pub(super) config: Map<String, Value>,
     /// Where the file is, whatever links lead there.
@@ -218,6 +220,7 @@ impl SavedState {
         let chains = objects_of(&mut content, "chains")?;
         let chains_left = objects_of(&mut content, "chains-left")?;
         let config = members(content["config"].take());
+        let led = members(content["led"].take());
         Ok(SavedState {
             objects,
             server: match content["server"].take() {
@@ -229,6 +232,7 @@ impl SavedState {
             jobs,
             chains,
             chains_left,
+            led,
             config,
             place: PathBuf::new(),
             _lock: None,
@@ -282,16 +286,12 @@ impl SavedState {
     }
 
     /// The nodes that the exports of some disks showed instead of these.
-    pub fn shown_instead(&self, wanted: &Parts) -> BTreeMap<String, String> {
+    fn shown_instead(&self, wanted: &Parts) -> BTreeMap<String, String> {
         let instead = self.exports.iter().filter_map(|export| {
             let key = PartKey::new(PartKind::Export, &*export.id);
             let disk = wanted.get(&key)?.arguments.get("node-name")?.as_str()?;
             let made_for = self.config.get(&key.to_string())?.as_str()?;
-            let is_there = self
-                .nodes
-                .iter()
-                .any(|node| node.get("node-name").and_then(Value::as_str) == Some(&*export.node));
-            let is_other = disk == made_for && export.node != disk && is_there;
+            let is_other = disk == made_for && export.node != disk;
             is_other.then(|| (disk.to_owned(), export.node.clone()))
         });
         instead.collect()
@@ -419,8 +419,11 @@ impl Daemon {
                 lost.insert(name);
                 continue;
             }
-            // One that is served was written to, whatever stands on it.
-            let is_served = |name: &str| saved.exports.iter().any(|export| export.node == name);
+            // One that is served was written to, whatever stands on it, and so was the image below limits.
+            let served = saved.exports.iter().map(|export| export.node.clone());
+            let served: BTreeSet<String> = served.collect();
+            let is_served =
+                |name: &str| served.contains(name) || state.nodes.stands_on_any(name, &served);
             let below = below.filter(|below| !saved.is_own(PartKind::Disk, below, wanted));
             if let Some(below) = below.filter(|below| !is_served(below)) {
                 state.nodes.stop_writing(below).await;
@@ -450,6 +453,18 @@ impl Daemon {
         }
         let withheld = self.state.lost.lock().withheld(&state.nodes);
         check_same(&saved.nodes, &withheld, &state.nodes)
+    }
+
+    /// Notes where users of disks were led, whom the file shows the same.
+    pub fn restore_leads(&self, saved: &SavedState, wanted: &Parts) {
+        for (from, to) in saved.shown_instead(wanted) {
+            self.nodes.note_led(&from, &to);
+        }
+        for (from, to) in &saved.led {
+            if let Some(to) = to.as_str() {
+                self.nodes.note_led(from, to);
+            }
+        }
     }
 
     /// Brings exports back that `wanted` has not.

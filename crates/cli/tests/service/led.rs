@@ -1,0 +1,173 @@
+//! Disks whose users a client has led to another node, and what reloads and starts make of them.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::place::{Client, Place, Service, VELLUM};
+
+const DAEMON: &str = "[daemon]\nmonitors = ['qmp.sock']\nnbd = { path = 'nbd.sock' }\n";
+const LIMITS: &str = "[throttle.t]\niops-total = 100000\n";
+
+/// A disk `a`, with more members, and exports: its own, and others by their names.
+fn disk(more: &str, exports: &[&str]) -> String {
+    let export = |id: &&str| {
+        let writable = !id.starts_with("ro");
+        format!(
+            "[[disk.export]]\ntype = 'nbd'\nid = '{id}'\nname = '{id}'\nwritable = {writable}\n"
+        )
+    };
+    let exports: String = exports.iter().map(export).collect();
+    format!(
+        "{DAEMON}{LIMITS}[[disk]]\nname = 'a'\nimage = 'a'\nformat = 'qcow2'\n{more}\n{exports}"
+    )
+}
+
+fn place(more: &str, exports: &[&str]) -> Place {
+    let place = Place::new();
+    place.must(VELLUM, &["create", "-q", "-f", "qcow2", "a", "8M"]);
+    place.must(VELLUM, &["io", "-c", "write -q -P 1 0 1M", "a"]);
+    place.write("disks.toml", &disk(more, exports));
+    place
+}
+
+fn serve(place: &Place) -> (Service, Client) {
+    let service = place.serve(&["--config", "disks.toml", "--state", "state"]);
+    let client = Client::connect(&place.path("qmp.sock"));
+    (service, client)
+}
+
+fn snapshot(client: &mut Client, of: &str, to: &str) {
+    let arguments = json!({"node-name": of, "snapshot-file": to, "snapshot-node-name": to});
+    client.must("blockdev-snapshot-sync", arguments);
+}
+
+/// The nodes that exports show, by the names of these.
+fn shown(client: &mut Client) -> BTreeMap<String, String> {
+    let exports = client.must("query-block-exports", json!({}));
+    let exports = exports.as_array().expect("exports").clone();
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    exports
+        .iter()
+        .map(|one| (text(&one["id"]), text(&one["node-name"])))
+        .collect()
+}
+
+#[test]
+fn an_export_that_comes_later_shows_the_overlay_too() {
+    let place = place("", &[]);
+    let (service, mut client) = serve(&place);
+    // Nobody uses the disk yet whose users are led.
+    snapshot(&mut client, "a", "over");
+    let own =
+        json!({"type": "nbd", "id": "own", "node-name": "over", "name": "own", "writable": true});
+    client.must("block-export-add", own);
+    place.io("own", &["write -q -P 2 0 64k", "flush"]);
+    place.write("disks.toml", &disk("", &["ro"]));
+    service.reload();
+    let uri = "nbd+unix:///ro?socket=nbd.sock";
+    let said = place.must(
+        VELLUM,
+        &["io", "-r", "-f", "raw", "-c", "read -q -P 2 0 64k", uri],
+    );
+    assert!(!said.contains("failed"), "{said}");
+    drop(client);
+    service.kill();
+    place.write("disks.toml", &disk("", &["ro", "rw"]));
+    let (service, mut client) = serve(&place);
+    assert!(shown(&mut client).values().all(|node| node == "over"));
+    place.io(
+        "rw",
+        &["read -q -P 2 0 64k", "write -q -P 3 64k 64k", "flush"],
+    );
+    place.io("own", &["read -q -P 3 64k 64k"]);
+    service.end();
+    // What the overlay stands on was not written to.
+    let said = place.must(VELLUM, &["io", "-r", "-c", "read -q -P 1 0 1M", "a"]);
+    assert!(!said.contains("failed"), "{said}");
+}
+
+#[test]
+fn an_export_that_is_away_while_a_snapshot_is_taken_shows_it_when_it_is_back() {
+    let place = place("", &["a"]);
+    let (service, mut client) = serve(&place);
+    client.must("block-export-del", json!({"id": "a", "mode": "hard"}));
+    while !shown(&mut client).is_empty() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    snapshot(&mut client, "a", "over");
+    service.reload();
+    place.io("a", &["read -q -P 1 0 1M", "write -q -P 2 0 64k", "flush"]);
+    assert_eq!(shown(&mut client)["a"], "over");
+    service.end();
+}
+
+#[test]
+fn a_daemon_starts_again_after_a_commit_below_limits() {
+    for base in [None, Some("a-image"), Some("a")] {
+        let place = place("throttle = 't'", &["a"]);
+        let (service, mut client) = serve(&place);
+        snapshot(&mut client, "a", "over");
+        place.io("a", &["write -q -P 2 0 64k", "flush"]);
+        let mut commit = json!({"job-id": "c", "device": "over"});
+        if let Some(base) = base {
+            commit["base-node"] = json!(base);
+        }
+        client.must("block-commit", commit);
+        client.event("BLOCK_JOB_READY");
+        client.must("job-complete", json!({"id": "c"}));
+        client.event("BLOCK_JOB_COMPLETED");
+        place.io("a", &["write -q -P 3 64k 64k", "flush"]);
+        let before = shown(&mut client);
+        assert_eq!(before["a"], base.unwrap_or("a-image"));
+        drop(client);
+        match base {
+            None => service.end(),
+            Some(_) => service.kill(),
+        }
+        let (service, mut client) = serve(&place);
+        assert_eq!(shown(&mut client), before);
+        place.io(
+            "a",
+            &[
+                "read -q -P 2 0 64k",
+                "read -q -P 3 64k 64k",
+                "write -q -P 4 0 64k",
+            ],
+        );
+        service.end();
+        place.must("qemu-img", &["check", "-q", "a"]);
+    }
+}
+
+#[test]
+fn what_a_reload_refuses_hangs_up_on_nobody() {
+    let place = place("", &["a"]);
+    let (service, mut client) = serve(&place);
+    snapshot(&mut client, "a", "over");
+    for more in ["throttle = 't'", "read-only = true\nthrottle = 't'"] {
+        place.write("disks.toml", &disk(more, &["a"]));
+        let said = service.reload();
+        assert!(
+            said.contains("clients have led its users to 'over'"),
+            "{said}"
+        );
+        assert_eq!(client.events_of("BLOCK_EXPORT_DELETED"), 0);
+    }
+    service.end();
+}
+
+#[test]
+fn an_image_that_is_not_there_takes_no_disk_away() {
+    let place = place("", &["a"]);
+    let (service, mut client) = serve(&place);
+    let other = disk("", &["a"]).replace("image = 'a'", "image = 'mistyped'");
+    place.write("disks.toml", &other);
+    for _ in 0..2 {
+        let said = service.reload();
+        assert!(said.contains("mistyped"), "{said}");
+        place.io("a", &["read -q -P 1 0 1M"]);
+        assert_eq!(client.events_of("BLOCK_EXPORT_DELETED"), 0);
+    }
+    service.end();
+}
