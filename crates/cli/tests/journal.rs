@@ -260,3 +260,38 @@ fn another_copy_is_not_gone_on_with() {
     std::fs::write(journal(folder), "{}").unwrap();
     refused(same, "is no journal");
 }
+
+/// A target that is another image by now has the same name and the same number.
+#[test]
+fn a_target_that_was_overwritten_is_not_gone_on_with() {
+    let folder = folder();
+    let folder = folder.path();
+    for format in ["raw", "qcow2"] {
+        let options = format!("-O {format}");
+        let on = format!("$VELLUM convert -f qcow2 --journal {options} src target");
+        kill_beyond(folder, slowly(folder, &options), 256 << 20);
+        succeeds(
+            folder,
+            &format!("qemu-img create -q -f {format} target 1G && touch target"),
+        );
+        let output = shell(folder, &on);
+        assert_eq!(output.status.code(), Some(1), "{format}: {output:?}");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("it was written to since"), "{said}");
+        assert!(journal(folder).exists());
+        // What this program makes in its place is known to be another one.
+        for made in [
+            format!("create -q -f {format} target 1G"),
+            format!("convert -f qcow2 {options} src target"),
+        ] {
+            std::fs::write(journal(folder), "{}").unwrap();
+            succeeds(folder, &format!("$VELLUM {made}"));
+            assert!(!journal(folder).exists(), "{made}");
+        }
+        succeeds(folder, &on);
+        succeeds(
+            folder,
+            &format!("qemu-img compare -q -f qcow2 -F {format} src target && rm target"),
+        );
+    }
+}

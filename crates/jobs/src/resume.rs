@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use vellum::{BlockDevice, Error};
+use vellum::{BlockDevice, Buffer, Error};
 
 use crate::copy::{CopyError, CopyOptions, Observer, copy};
 
@@ -24,6 +24,47 @@ pub enum PieceError<E> {
     Flush(Error),
     /// The one who is told how far it is wants it to end.
     Told(E),
+}
+
+/// Places that are looked at by [`is_in_place`], and bytes of each.
+const SAMPLES: u64 = 256;
+const SAMPLE_BYTES: u64 = 4096;
+
+/// Whether `target` has what `sources`, laid end to end, have before `end_bytes`, as far as samples all
+/// over it tell: somebody may have written another image over it since it was copied.
+///
+/// # Errors
+/// What reading meets.
+pub async fn is_in_place(
+    sources: &[Arc<dyn BlockDevice>],
+    target: &Arc<dyn BlockDevice>,
+    end_bytes: u64,
+) -> Result<bool, Error> {
+    let step_bytes = (end_bytes / SAMPLES).next_multiple_of(SAMPLE_BYTES);
+    let step_bytes = step_bytes.max(SAMPLE_BYTES);
+    let mut start_bytes = 0;
+    for source in sources {
+        let end = source
+            .size_bytes()
+            .min(end_bytes.saturating_sub(start_bytes));
+        for step in (0..end).step_by(step_bytes as usize) {
+            let in_step = step_bytes.min(end - step);
+            // Zeroes tell less than the data that may follow them.
+            let first = source.block_status(step, in_step, u32::MAX).await?;
+            let at = match first.kind.is_zero() && first.len_bytes < in_step {
+                true => step + first.len_bytes,
+                false => step,
+            };
+            let len = SAMPLE_BYTES.min(end - at) as usize;
+            let one = source.read(at, Buffer::for_read(len)).await?;
+            let other = target.read(start_bytes + at, Buffer::for_read(len)).await?;
+            if one[..] != other[..] {
+                return Ok(false);
+            }
+        }
+        start_bytes += source.size_bytes();
+    }
+    Ok(true)
 }
 
 /// Copies as [`copy()`] with `options`, in pieces of `piece_bytes`, a multiple of 2 MiB.

@@ -224,6 +224,7 @@ async fn ready_target(
     convert_bitmaps::check_sources(arguments, sources).await?;
     let cache = target_cache(arguments)?;
     if let Some(settings) = &settings {
+        resume::forget(name)?;
         unfinished.makes(name);
         settings
             .text("data_file")

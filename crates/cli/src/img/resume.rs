@@ -11,6 +11,8 @@
 //! - What lies behind that place is written once more, whatever is there.
 //! - The journal of a new target is begun after the target is durable. It says the size of that, which
 //!   some formats round up, and a target of another size is refused.
+//! - What was copied is looked at here and there: a target that is another image by now is refused.
+//!   Whoever makes an image in its place with this program removes the journal first.
 //! - A qcow2 target that was not closed may have clusters that are counted and not used.
 //!   They are given back first, and a target with any contradiction is refused.
 //! - The journal is locked as long as the copy runs, so that nobody else goes on with it,
@@ -30,7 +32,7 @@ use vellum::{BlockDevice, Error, Storage};
 use vellum_control::CacheMode;
 use vellum_io::error::io_text;
 use vellum_jobs::copy::{CopyOptions, Observer};
-use vellum_jobs::resume::{PieceError, copy_in_pieces};
+use vellum_jobs::resume::{PieceError, copy_in_pieces, is_in_place};
 use vellum_storage::{FileOptions, FileStorage};
 
 use super::command::{Command, Failure, Outcome, cache_mode, fail, open_failure};
@@ -91,6 +93,13 @@ pub async fn convert(
     let total_bytes = source_bytes.next_multiple_of(SECTOR_BYTES);
     let target_bytes = target.size_bytes();
     journal.check_size(target_name, target_bytes, size_bytes, total_bytes)?;
+    if !is_in_place(sources, &target, start_bytes).await? {
+        return fail(format!(
+            "'{target_name}' has not what '{}' says was copied: it was written to since; remove that to \
+             begin anew",
+            journal.0.path().display()
+        ));
+    }
     let options = CopyOptions {
         start_bytes,
         len_bytes: Some(total_bytes),
@@ -112,6 +121,18 @@ pub async fn convert(
     journal.remove()?;
     unfinished.is_done();
     Ok(0)
+}
+
+/// Forgets the copy whose target is made anew.
+pub(super) fn forget(target: &str) -> Result<(), Failure> {
+    match Path::new(&journal_path(target)).exists() {
+        true => Journal::claim(target)?.remove(),
+        false => Ok(()),
+    }
+}
+
+fn journal_path(target: &str) -> String {
+    format!("{target}.vellum-journal")
 }
 
 fn failure(error: PieceError<Failure>, target_name: &str, total_bytes: u64) -> Failure {
@@ -251,7 +272,7 @@ struct Entry {
 impl Journal {
     /// Takes the journal of a target, new and empty if there is none.
     fn claim(target: &str) -> Result<Journal, Failure> {
-        let path = format!("{target}.vellum-journal");
+        let path = journal_path(target);
         match Note::claim(path.clone().into())? {
             Some(note) => Ok(Journal(note)),
             None => fail(format!(
