@@ -8,11 +8,15 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{Either, select};
 use vellum::gate::DenyAll;
+use vellum::nodes::{RecordedDevice, RecordedStorage, Recorder};
 use vellum::qcow2::create::{CreateOptions, create};
-use vellum::qcow2::{Backing, BitmapOptions, OpenOptions, Qcow2};
+use vellum::qcow2::{Backing, BitmapOptions, MemoryBitmap, OpenOptions, Qcow2};
+use vellum::raw::{Raw, RawOptions};
 use vellum::{BlockDevice, Buffer, RequestFlags, Storage};
-use vellum_io::lane;
+use vellum_io::{Buffers, lane};
 use vellum_storage::file::{Create, FileOptions, FileStorage};
+use vellum_storage::wrap::{DelayStorage, Matching, Operation};
+use vellum_storage::{MemStorage, WriteFlags};
 
 const CLUSTER_BYTES: u64 = 64 << 10;
 
@@ -119,5 +123,47 @@ fn a_question_about_bitmaps_lets_writes_pass() {
         in_time(write(&image, 0, 4096)).await;
         assert_eq!(list.await.unwrap().len(), 1);
         image.close().await.unwrap();
+    });
+}
+
+/// A write that runs when the first bitmap of a node comes ends behind that.
+#[test]
+fn a_first_bitmap_has_the_writes_that_run() {
+    lane::block_on(async {
+        let memory = Arc::new(MemStorage::new());
+        memory.truncate(1 << 20).await.unwrap();
+        let held = DelayStorage::new(memory);
+        let writes = Matching::operation(Operation::Write);
+        for is_awaited in [true, false] {
+            let recorder = Recorder::new();
+            let storage = RecordedStorage::new(held.clone(), recorder.clone());
+            let raw = Raw::open(held.clone(), RawOptions::default()).unwrap();
+            let device = RecordedDevice::new(raw, recorder.clone());
+            let ones = || Buffer::copy_of(&[1; 4096]);
+            let holds = [held.hold(writes.clone()), held.hold(writes.clone())];
+            let first = start(device.write(8192, ones(), RequestFlags::default()));
+            let one = Buffers::from_iter([ones()]);
+            let second = start(storage.write(65_536, one, WriteFlags::default()));
+            for held in &holds {
+                in_time(held.arrived()).await;
+            }
+            let running = is_awaited.then_some((first, second));
+            let bitmap = MemoryBitmap::new("b", 1 << 20, 4096, true);
+            recorder.add(bitmap.clone());
+            drop(holds);
+            match running {
+                Some((first, second)) => {
+                    in_time(first).await.unwrap();
+                    in_time(second).await.unwrap();
+                }
+                None => lane::sleep(Duration::from_millis(50)).await,
+            }
+            let dirty: Vec<_> = bitmap.read().ranges().collect();
+            assert_eq!(
+                dirty,
+                [8192..12_288, 65_536..69_632],
+                "awaited: {is_awaited}"
+            );
+        }
     });
 }

@@ -1,20 +1,24 @@
 //! [`Recorder`]: tells bitmaps in memory what is written to a node, whoever writes it.
 //!
 //! A node is used as a device or as a storage, often as both; so there is a wrapper for each,
-//! and both tell one recorder. Without a bitmap they cost one look at a flag.
+//! and both tell one recorder. Without a bitmap they cost a look at a flag before and behind each
+//! change.
 //!
 //! Invariant: a change is noted before it is begun, and again when it has ended, before whoever
-//! asked for it hears of that. So it is in a bitmap that was added or cleared while it ran, and
-//! also if nobody waits for it any more.
+//! asked for it hears of that. So it is in a bitmap that was added or cleared while it ran, be that
+//! the first one of the node, and also if nobody waits for it any more.
 
 use std::any::Any;
+use std::future::Future;
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
 
 use parking_lot::Mutex;
 use vellum_io::shared_memory::SharedBuffer;
-use vellum_io::{Buffers, buffer};
+use vellum_io::{Buffers, Result, buffer, executor, spawn};
 use vellum_storage::{WriteFlags, ZeroFlags};
 
 use crate::qcow2::MemoryBitmap;
@@ -95,6 +99,53 @@ fn ended<T: 'static>(change: Io<T>, note: impl FnOnce(bool) + 'static) -> Io<T> 
     })
 }
 
+/// A change that was begun while there was no bitmap: noted when it has ended, without a task of its
+/// own, as most end without a bitmap too.
+struct Unrecorded<T: 'static, N: FnOnce() + 'static> {
+    /// What runs, and what notes it.
+    running: Option<(Io<T>, N)>,
+}
+
+impl<T: 'static, N: FnOnce() + 'static> Unrecorded<T, N> {
+    fn watch(change: Io<T>, note: N) -> Io<T> {
+        if change.is_ready() {
+            note();
+            return change;
+        }
+        let running = Some((change, note));
+        Io::boxed(Unrecorded { running })
+    }
+}
+
+impl<T: 'static, N: FnOnce() + 'static> Unpin for Unrecorded<T, N> {}
+
+impl<T: 'static, N: FnOnce() + 'static> Future for Unrecorded<T, N> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
+        let (change, _) = self.running.as_mut().expect("polled until it is ready");
+        let changed = ready!(Pin::new(change).poll(context));
+        if let Some((_, note)) = self.running.take() {
+            note();
+        }
+        Poll::Ready(changed)
+    }
+}
+
+impl<T: 'static, N: FnOnce() + 'static> Drop for Unrecorded<T, N> {
+    fn drop(&mut self) {
+        // Rule 10: it runs on. Where the executor goes as well nobody could tell when it has ended.
+        if let Some((change, note)) = self.running.take()
+            && executor::is_entered()
+        {
+            drop(spawn(async move {
+                drop(change.await);
+                note();
+            }));
+        }
+    }
+}
+
 /// A device, changes of which are told to a recorder.
 #[derive(Debug)]
 pub struct RecordedDevice {
@@ -110,12 +161,22 @@ impl RecordedDevice {
 
     fn change<T: 'static>(&self, range: Range<u64>, begin: impl FnOnce() -> Io<T>) -> Io<T> {
         if !self.recorder.is_used() {
-            return begin();
+            return self.watch(range, begin());
         }
         let (device, recorder) = (self.device.clone(), self.recorder.clone());
         recorder.note(&range, device.size_bytes());
         ended(begin(), move |_| {
             recorder.note(&range, device.size_bytes());
+        })
+    }
+
+    /// Has a change noted that was begun without a bitmap, if there is one by its end.
+    fn watch<T: 'static>(&self, range: Range<u64>, change: Io<T>) -> Io<T> {
+        let (device, recorder) = (self.device.clone(), self.recorder.clone());
+        Unrecorded::watch(change, move || {
+            if recorder.is_used() {
+                recorder.note(&range, device.size_bytes());
+            }
         })
     }
 
@@ -151,7 +212,9 @@ impl BlockDevice for RecordedDevice {
         flags: RequestFlags,
     ) -> Option<Io<()>> {
         if !self.recorder.is_used() {
-            return self.device.write_from(offset_bytes, from, flags);
+            let begun = self.device.write_from(offset_bytes, from, flags)?;
+            let len_bytes = from.iter().map(|buffer| buffer.len() as u64).sum();
+            return Some(self.watch(range(offset_bytes, len_bytes), begun));
         }
         // Whoever asks copies the bytes, and comes again.
         None
@@ -239,12 +302,22 @@ impl RecordedStorage {
 
     fn change<T: 'static>(&self, range: Range<u64>, begin: impl FnOnce() -> Io<T>) -> Io<T> {
         if !self.recorder.is_used() {
-            return begin();
+            return self.watch(range, begin());
         }
         let (storage, recorder) = (self.storage.clone(), self.recorder.clone());
         recorder.note(&range, size_of(&*storage));
         ended(begin(), move |_| {
             recorder.note(&range, size_of(&*storage));
+        })
+    }
+
+    /// Has a change noted that was begun without a bitmap, if there is one by its end.
+    fn watch<T: 'static>(&self, range: Range<u64>, change: Io<T>) -> Io<T> {
+        let (storage, recorder) = (self.storage.clone(), self.recorder.clone());
+        Unrecorded::watch(change, move || {
+            if recorder.is_used() {
+                recorder.note(&range, size_of(&*storage));
+            }
         })
     }
 
@@ -282,7 +355,9 @@ impl Storage for RecordedStorage {
         flags: WriteFlags,
     ) -> Option<Io<()>> {
         if !self.recorder.is_used() {
-            return self.storage.write_from(offset_bytes, from, flags);
+            let begun = self.storage.write_from(offset_bytes, from, flags)?;
+            let len_bytes = from.iter().map(|buffer| buffer.len() as u64).sum();
+            return Some(self.watch(range(offset_bytes, len_bytes), begun));
         }
         None
     }
