@@ -7,6 +7,7 @@ mod around;
 #[path = "../common/mod.rs"]
 mod common;
 mod damage;
+mod failures;
 mod reader;
 mod world;
 

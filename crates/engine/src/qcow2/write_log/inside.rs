@@ -139,7 +139,14 @@ pub(super) async fn attach(
         }
     };
     // Named before the rest is written, which takes time: a crash would leak it.
-    name_log(image, &extension).await?;
+    if let Err(error) = name_log(image, &extension).await {
+        // A header that was not written, for want of room in it, names them not; else the image is
+        // stopped, and the header on disk may.
+        if old.is_none() && image.check_changeable("open write log").is_ok() {
+            drop(image.free_log_clusters(&place).await);
+        }
+        return Err(error);
+    }
     let written = match old {
         Some(_) => file.len_bytes()?,
         None => RING_START_BYTES,
