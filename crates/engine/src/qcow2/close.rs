@@ -29,6 +29,8 @@ impl Image {
         if self.read_only || self.has_ended() {
             return Ok(());
         }
+        // For the log too: its records would come back over what is written after all.
+        self.allow_retry();
         let detached = self.detach_log().await;
         self.close_without_log().await.and(detached)
     }
