@@ -5,19 +5,29 @@ use std::sync::Arc;
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
-use vellum::qcow2::{Backing, OpenOptions, Qcow2, WriteLogOptions};
-use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags};
+use vellum::qcow2::{Backing, OpenOptions, Qcow2, WriteLogOptions, read_header};
+use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags, Storage};
+use vellum_format::features::Incompatible;
+use vellum_io::Buffers;
 use vellum_io::lane::block_on;
-use vellum_storage::MemStorage;
-use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
+use vellum_io::spawn;
+use vellum_storage::wrap::{DelayStorage, FaultStorage, Matching, Operation, Times};
+use vellum_storage::{MemStorage, WriteFlags};
 
 use crate::common::Random;
 use crate::{EIO, content, memory, open_with, open_with_log, reader, world};
+
+const CLUSTER: u64 = 64 << 10;
 
 async fn write(image: &Qcow2, at: u64, len: usize, byte: u8) {
     let bytes = Buffer::copy_of(&vec![byte; len]);
     let written = image.write(at, bytes, RequestFlags::default());
     written.await.expect("written");
+}
+
+async fn incompatible(file: &Arc<MemStorage>) -> Incompatible {
+    let file: Arc<dyn Storage> = file.clone();
+    read_header(&file).await.expect("a header").incompatible
 }
 
 /// The header has no room for what it would say of the log.
@@ -71,5 +81,54 @@ fn a_close_that_writes_what_could_not_be_written_ends_the_log() {
         let image = image.expect("opened");
         assert!(content(&image).await.iter().all(|byte| *byte == 2));
         image.close().await.expect("closed");
+    });
+}
+
+/// An image of two L2 tables of which the second one is damaged.
+async fn damaged() -> Arc<MemStorage> {
+    let file = Arc::new(MemStorage::new());
+    let options = CreateOptions::default().size_bytes(1 << 30);
+    create(file.clone(), None, &options).await.expect("made");
+    let second = 512 << 20;
+    let image = Qcow2::open(file.clone(), Arc::new(DenyAll), OpenOptions::default()).await;
+    let image = image.expect("opened");
+    write(&image, 0, CLUSTER as usize, 1).await;
+    write(&image, second, CLUSTER as usize, 1).await;
+    image.close().await.expect("closed");
+    let storage: Arc<dyn Storage> = file.clone();
+    let header = read_header(&storage).await.expect("a header");
+    let one = Buffers::from_iter([Buffer::zeroed(8)]);
+    let entry = storage.read(header.l1_table_offset.bytes() + 8, one).await;
+    let entry = Buffer::join_all(entry.expect("an entry"));
+    let table = u64::from_be_bytes(entry[..8].try_into().unwrap()) & 0x00ff_ffff_ffff_fe00;
+    let unaligned = Buffer::copy_of(&(1 << 63 | 0x50200_u64).to_be_bytes());
+    let unaligned = Buffers::from_iter([unaligned]);
+    let put = storage.write(table, unaligned, WriteFlags::default());
+    put.await.expect("damaged");
+    file
+}
+
+/// Damage is found while the first flush with a log marks the header.
+#[test]
+fn neither_mark_of_the_header_is_lost() {
+    block_on(async {
+        let (file, log) = (damaged().await, memory(&[]));
+        let delayed = DelayStorage::new(log);
+        let image = open_with_log(file.clone(), delayed.clone()).await;
+        let image = image.expect("opened");
+        write(&image, 1 << 20, 512, 7).await;
+        let held = delayed.hold(Matching::operation(Operation::Write));
+        let flushing = spawn({
+            let image = image.clone();
+            async move { image.flush().await }
+        });
+        held.arrived().await;
+        let read = image.read(512 << 20, Buffer::for_read(512)).await;
+        assert_eq!(read.expect_err("damaged").kind(), ErrorKind::Corrupt);
+        assert!(incompatible(&file).await.contains(Incompatible::CORRUPT));
+        held.release();
+        flushing.await.expect("flushed");
+        let marks = Incompatible::CORRUPT | Incompatible::WRITE_LOG;
+        assert_eq!(incompatible(&file).await, marks);
     });
 }

@@ -7,7 +7,6 @@ use crate::qcow2::messages::Corruption;
 use std::sync::atomic::Ordering;
 use tracing::trace;
 use vellum_format::features::Incompatible;
-use vellum_format::header::field;
 use vellum_io::{Error, ErrorKind};
 
 impl Image {
@@ -26,13 +25,11 @@ impl Image {
         }
         self.stop_changes(error.clone());
         if self.geometry.version >= 3 {
-            let marked = self.header().incompatible.with(Incompatible::CORRUPT);
-            let bytes = marked.bits().to_be_bytes();
+            let corrupt = |bits: Incompatible| bits.with(Incompatible::CORRUPT);
             // The first error is the one to report, whether or not the mark holds.
-            drop(
-                self.write_header_field(field::INCOMPATIBLE_FEATURES, &bytes)
-                    .await,
-            );
+            drop(self.change_incompatible(corrupt).await);
+            // Also if it may not: whoever writes the other marks writes this one again.
+            self.change_header(|header| header.incompatible = corrupt(header.incompatible));
         }
         error
     }
