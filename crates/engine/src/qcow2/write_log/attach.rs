@@ -173,7 +173,7 @@ async fn recover(image: &Arc<Image>, gate: &dyn Gate, options: &OpenOptions) -> 
     let (batches, base_bytes) = batches_of(image, &file)?;
     let (superblock, replay) = read_log(&file, (&batches, base_bytes), &extension).await?;
     if image.read_only {
-        return image.overlay_replay(&replay);
+        return image.overlay_replay(&replay).await;
     }
     image.replay(replay).await?;
     if extension.file_name().is_none() {

@@ -13,6 +13,7 @@
 //! | [`flush`] | a flush: by an append, or by a commit of the image; the log's tail follows |
 //! | [`attach`] | takes a log into use, and ends that |
 //! | [`inside`] | a log in clusters of the image itself |
+//! | [`ring_reader`] | records of a ring as they are read after a crash |
 //! | [`replay`] | what a log holds, after a crash, and how it comes back into the image |
 //!
 //! A write is done to the image as without a log, where it waits in caches. What is small is
@@ -44,5 +45,6 @@ mod pending;
 pub(crate) mod replay;
 mod requests;
 mod ring;
+mod ring_reader;
 
 pub use attach::WriteLogOptions;

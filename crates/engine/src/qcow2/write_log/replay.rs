@@ -6,6 +6,8 @@
 //!   a batch is appended only after the one before was durable. So it is where a record names a
 //!   newer superblock than there is: an older one shows records as live that were given up.
 //! - Done twice, or after a part of it, it comes to the same.
+//! - Of the log's content only so much is in memory as is being written to the image; kept is where
+//!   each record lies.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,10 +28,12 @@ use crate::qcow2::header::load::read_bytes;
 use crate::qcow2::image::Image;
 use crate::qcow2::integrity::errors::bad_format;
 
-/// What is read of the log at a time.
-const READ_BYTES: u64 = 4 << 20;
+use super::ring_reader::{RingPlace, RingReader};
+
 /// What is written to the image at a time.
 const WRITE_BYTES: u64 = 1 << 20;
+/// Records that make one write.
+const MAX_PIECES: usize = 4096;
 /// Writes to the image at the same time.
 const WRITES_AT_ONCE: usize = 16;
 /// What a log's content takes in memory at most where the image is only read.
@@ -38,20 +42,28 @@ const MAX_READ_ONLY_BYTES: u64 = 256 << 20;
 /// Where the newest bytes of a guest range are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Content {
-    /// In the ring as it was read, from this index on.
-    Ring(usize),
+    /// In the ring, from this byte on.
+    Ring(u64),
     Zeroes,
     Discarded,
 }
 
 /// What a log holds: the newest content of guest ranges.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Replay {
-    ring: Vec<u8>,
+    ring: RingPlace,
     /// By first byte; they do not overlap.
     ranges: BTreeMap<u64, (u64, Content)>,
     /// Records, for messages.
     pub(super) records: u64,
+}
+
+/// Neighbouring guest bytes, and where in the ring they are, in their order.
+#[derive(Debug)]
+struct GuestWrite {
+    start: u64,
+    end: u64,
+    pieces: Vec<Range<u64>>,
 }
 
 /// What is left where nothing can be brought back.
@@ -118,19 +130,13 @@ pub(super) async fn read_log(
         );
         return Err(damaged(file, message));
     }
-    let len_bytes = superblock.len_bytes - RING_START_BYTES;
-    let mut ring = Vec::with_capacity(len_bytes as usize);
-    while (ring.len() as u64) < len_bytes {
-        let at = RING_START_BYTES + ring.len() as u64;
-        let piece = READ_BYTES.min(len_bytes - ring.len() as u64);
-        ring.extend_from_slice(&read_bytes(batches.0, batches.1 + at, piece).await?);
-    }
     let mut replay = Replay {
-        ring,
-        ..Replay::default()
+        ring: RingPlace::new(batches, superblock.len_bytes),
+        ranges: BTreeMap::new(),
+        records: 0,
     };
-    let end = replay.follow(&superblock);
-    replay.refuse_losses(&superblock, end, file)?;
+    let end = replay.follow(&superblock).await?;
+    replay.refuse_losses(&superblock, end, file).await?;
     Ok((superblock, replay))
 }
 
@@ -143,52 +149,53 @@ struct Expected {
 
 impl Replay {
     /// Takes up all records in their order.
-    fn follow(&mut self, superblock: &Superblock) -> Expected {
-        let ring = std::mem::take(&mut self.ring);
+    async fn follow(&mut self, superblock: &Superblock) -> Result<Expected> {
+        let ring = self.ring.clone();
+        let mut reader = RingReader::new(&ring);
         let mut expected = Expected {
             sequence: superblock.start_sequence,
             batch: superblock.start_batch,
         };
-        let mut at = (superblock.start_bytes - RING_START_BYTES) as usize;
+        let mut at = superblock.start_bytes - RING_START_BYTES;
         let mut begins_batch = true;
-        let found = |at: usize, expected: Expected| {
-            let head = RecordHead::decode(ring.get(at..)?)?;
-            let is_expected = head.id == superblock.id
-                && (head.sequence, head.batch) == (expected.sequence, expected.batch);
-            is_expected.then_some(head)
+        let is_expected = |head: &RecordHead, expected: Expected| {
+            head.id == superblock.id
+                && (head.sequence, head.batch) == (expected.sequence, expected.batch)
         };
         loop {
-            let mut next = found(at, expected);
+            let found = reader.record(at).await?;
+            let mut next = found.filter(|head| is_expected(head, expected));
             if next.is_none() && begins_batch {
-                next = found(0, expected);
                 at = 0;
+                let found = reader.record(at).await?;
+                next = found.filter(|head| is_expected(head, expected));
             }
             let Some(head) = next else {
                 break;
             };
-            self.take_up(&head, at + RECORD_HEAD_BYTES);
-            at += RecordHead::record_bytes(head.payload_bytes());
+            self.take_up(&head, at + RECORD_HEAD_BYTES as u64);
+            at += RecordHead::record_bytes(head.payload_bytes()) as u64;
             expected.sequence += 1;
             begins_batch = head.ends_batch;
             if begins_batch {
-                at = at.next_multiple_of(BLOCK_BYTES as usize);
+                at = at.next_multiple_of(BLOCK_BYTES);
                 expected.batch += 1;
             }
         }
-        self.ring = ring;
-        expected
+        Ok(expected)
     }
 
     /// Refuses a log that has lost what was durable: a batch that another one follows, or a
     /// superblock that a record names (W8).
-    fn refuse_losses(
+    async fn refuse_losses(
         &self,
         superblock: &Superblock,
         end: Expected,
         file: &Arc<dyn Storage>,
     ) -> Result<()> {
-        for at in (0..self.ring.len()).step_by(BLOCK_BYTES as usize) {
-            let Some(head) = RecordHead::decode(&self.ring[at..]) else {
+        let mut reader = RingReader::new(&self.ring);
+        for at in (0..self.ring.len_bytes).step_by(BLOCK_BYTES as usize) {
+            let Some(head) = reader.record(at).await? else {
                 continue;
             };
             let lost = match &head {
@@ -202,7 +209,7 @@ impl Replay {
             let message = format!(
                 "{lost} cannot be read, and a later record at {:#x} is there: the file is damaged \
                  ({GIVE_UP})",
-                RING_START_BYTES + at as u64,
+                RING_START_BYTES + at,
             );
             return Err(damaged(file, message));
         }
@@ -210,7 +217,7 @@ impl Replay {
     }
 
     /// What a record changes.
-    fn take_up(&mut self, head: &RecordHead, payload_at: usize) {
+    fn take_up(&mut self, head: &RecordHead, payload_at: u64) {
         let start = head.guest_offset_bytes;
         let end = start + head.len_bytes;
         self.cut_out(start..end);
@@ -232,7 +239,7 @@ impl Replay {
         {
             self.ranges.insert(start, (range.start, content.clone()));
             if end > range.end {
-                let rest = content.after((range.end - start) as usize);
+                let rest = content.after(range.end - start);
                 self.ranges.insert(range.end, (end, rest));
                 return;
             }
@@ -246,39 +253,69 @@ impl Replay {
             if let Some((end, content)) = self.ranges.remove(&start)
                 && end > range.end
             {
-                let rest = content.after((range.end - start) as usize);
+                let rest = content.after(range.end - start);
                 self.ranges.insert(range.end, (end, rest));
             }
         }
     }
 
-    /// The bytes of a range that has some.
-    fn bytes(&self, at: usize, len_bytes: u64) -> &[u8] {
-        &self.ring[at..at + len_bytes as usize]
+    /// The ranges of data that lie side by side, as one write each.
+    fn writes(&self) -> impl Iterator<Item = GuestWrite> {
+        let mut ranges = self.data().peekable();
+        std::iter::from_fn(move || {
+            let (range, at) = ranges.next()?;
+            let mut write = GuestWrite {
+                start: range.start,
+                end: range.end,
+                pieces: vec![at..at + (range.end - range.start)],
+            };
+            while write.end - write.start < WRITE_BYTES
+                && write.pieces.len() < MAX_PIECES
+                && let Some((range, at)) = ranges.next_if(|(next, _)| next.start == write.end)
+            {
+                write.pieces.push(at..at + (range.end - range.start));
+                write.end = range.end;
+            }
+            Some(write)
+        })
     }
 
-    /// The ranges of data that lie side by side, as one write each.
-    fn writes(&self) -> Vec<(u64, Buffer)> {
-        let mut writes: Vec<(u64, Vec<u8>)> = Vec::new();
-        for (start, (end, content)) in &self.ranges {
-            let Content::Ring(at) = content else {
-                continue;
+    /// Ranges with data, and where in the ring that is.
+    fn data(&self) -> impl Iterator<Item = (Range<u64>, u64)> {
+        let ranges = self.ranges.iter();
+        ranges.filter_map(|(start, (end, content))| match content {
+            Content::Ring(at) => Some((*start..*end, *at)),
+            Content::Zeroes | Content::Discarded => None,
+        })
+    }
+
+    /// Reads what is to be written. What lies close together in the ring is one read.
+    async fn read(&self, write: &GuestWrite) -> Result<Buffer> {
+        let mut bytes = Buffer::for_read((write.end - write.start) as usize);
+        let mut filled = 0;
+        let mut pieces = &write.pieces[..];
+        while let Some(first) = pieces.first() {
+            let mut span = first.clone();
+            let is_close = |span: &Range<u64>, next: &Range<u64>| {
+                (span.end..=span.end + BLOCK_BYTES).contains(&next.start)
+                    && next.end - span.start <= WRITE_BYTES
             };
-            let bytes = self.bytes(*at, end - start);
-            match writes.last_mut() {
-                Some((first, last))
-                    if *first + last.len() as u64 == *start
-                        && (last.len() as u64) < WRITE_BYTES =>
-                {
-                    last.extend_from_slice(bytes);
-                }
-                _ => writes.push((*start, bytes.to_vec())),
+            let mut count = 1;
+            while let Some(next) = pieces.get(count).filter(|next| is_close(&span, next)) {
+                span.end = next.end;
+                count += 1;
             }
+            let read = self.ring.read(span.clone()).await?;
+            let (these, others) = pieces.split_at(count);
+            for piece in these {
+                let len = (piece.end - piece.start) as usize;
+                let at = (piece.start - span.start) as usize;
+                bytes[filled..filled + len].copy_from_slice(&read[at..at + len]);
+                filled += len;
+            }
+            pieces = others;
         }
-        let writes = writes.into_iter();
-        writes
-            .map(|(start, bytes)| (start, Buffer::copy_of(&bytes)))
-            .collect()
+        Ok(bytes)
     }
 
     /// Ranges that read as zeroes, and whether their space may be given back.
@@ -307,7 +344,7 @@ impl Replay {
 
 impl Content {
     /// The same from some bytes further on.
-    fn after(&self, bytes: usize) -> Content {
+    fn after(&self, bytes: u64) -> Content {
         match self {
             Content::Ring(at) => Content::Ring(at + bytes),
             other => other.clone(),
@@ -334,9 +371,14 @@ impl Image {
                 .await?;
         }
         let flags = crate::RequestFlags::default();
-        let writes = replay.writes().into_iter();
-        let mut running = stream::iter(writes.map(|(at, bytes)| self.write(at, bytes, flags)))
-            .buffer_unordered(WRITES_AT_ONCE);
+        let writes = replay.writes().map(|write| {
+            let replay = &replay;
+            async move {
+                let bytes = replay.read(&write).await?;
+                self.write(write.start, bytes, flags).await
+            }
+        });
+        let mut running = stream::iter(writes).buffer_unordered(WRITES_AT_ONCE);
         let mut result = Ok(());
         while let Some(written) = running.next().await {
             result = result.and(written.map(drop));
@@ -362,7 +404,7 @@ impl Image {
     }
 
     /// Shows what a log holds over an image that is only read.
-    pub(super) fn overlay_replay(self: &Arc<Self>, replay: &Replay) -> Result<()> {
+    pub(super) async fn overlay_replay(self: &Arc<Self>, replay: &Replay) -> Result<()> {
         self.check_replay(replay)?;
         if replay.len_bytes() > MAX_READ_ONLY_BYTES {
             let message = "the write log holds too much to be kept in memory; open the image \
@@ -373,8 +415,8 @@ impl Image {
         for (range, _) in replay.zeroes() {
             self.overlay(range.start, &vec![0; (range.end - range.start) as usize]);
         }
-        for (at, bytes) in replay.writes() {
-            self.overlay(at, &bytes);
+        for write in replay.writes() {
+            self.overlay(write.start, &replay.read(&write).await?);
         }
         Ok(())
     }
