@@ -35,6 +35,16 @@ impl Image {
         self.close_without_log().await.and(detached)
     }
 
+    /// Ends the use of an image whose opening has failed: what it has changed until then is kept as by
+    /// a close, and what it has marked is marked no more. Its files stay open.
+    pub(crate) async fn abandon(self: &Arc<Self>) {
+        if !self.read_only && self.prepared.load(Ordering::Acquire) {
+            // Whoever opened it is told why it cannot be opened.
+            let closed = self.start_alone(|image| async move { image.close_without_log().await });
+            drop(closed.await);
+        }
+    }
+
     async fn close_without_log(self: &Arc<Self>) -> Result<()> {
         if !self.prepared.load(Ordering::Acquire) && !self.has_crash_consistent_bitmaps() {
             // Nothing was ever changed, so there is nothing to write or to flush.

@@ -24,6 +24,7 @@ use crate::qcow2::bitmap::state::BitmapState;
 use crate::qcow2::cache_budget::CacheShare;
 use crate::qcow2::check;
 use crate::qcow2::checksums;
+use crate::qcow2::checksums::options::ChecksumOptions;
 use crate::qcow2::checksums::pages::Checksums;
 use crate::qcow2::commit::barrier::{BarrierFailure, Barriers};
 use crate::qcow2::compressed::compress::{Codec, CompressionOptions};
@@ -38,7 +39,6 @@ use crate::qcow2::integrity::overlap::{GuardedData, OverlapMap};
 use crate::qcow2::mapping::l1::L1Table;
 use crate::qcow2::mapping::lookup::L2Cache;
 use crate::qcow2::mapping::packed::L2Codec;
-use crate::qcow2::messages::Messages;
 use crate::qcow2::options::{
     Backing, CacheOptions, CacheSizes, L2_SLICE_BYTES, OpenOptions, OpenPurpose,
 };
@@ -90,16 +90,35 @@ pub(crate) async fn open(
     if options.accepts_changes() && !options.unseal {
         refuse_sealed(&file, &header)?;
     }
-    let (file, checksums) = checksums::attach::open(file, gate, &mut header, &options).await?;
+    let attached = checksums::attach::open(&file, gate, &mut header, &options).await?;
+    let (file, checksums) = match &attached {
+        Some(attached) => (attached.file(), Some(attached.checksums.clone())),
+        None => (file, None),
+    };
+    let opened = open_in(file, checksums, gate, header, options).await;
+    if let (Err(_), Some(attached)) = (&opened, attached) {
+        attached.undo().await;
+    }
+    opened
+}
+
+/// Opens the image in `file`, by which its checksums are kept.
+async fn open_in(
+    file: Arc<dyn Storage>,
+    checksums: Option<Arc<Checksums>>,
+    gate: &dyn Gate,
+    mut header: Header,
+    options: OpenOptions,
+) -> Result<Arc<Image>> {
     let snapshots = open_snapshots(&file, &mut header, &options).await?;
     check_supported(&file, &header, &options)?;
     let data = open_data_file(&file, gate, &header, &options).await?;
     let data = encryption::open(&file, data, &header, &options).await?;
+    let backing = open_backing(&file, gate, &header, &options).await?;
     if options.accepts_changes() {
-        header = make_writable(&file, header, &options.messages).await?;
+        header = make_writable(&file, header, &options).await?;
     }
     let seal = SealedReads::open(&file, &header, &data.1, &options).await?;
-    let backing = open_backing(&file, gate, &header, &options).await?;
     let (file, barrier_failure) = Barriers::around(file);
     let beside = Beside {
         barrier_failure,
@@ -108,7 +127,10 @@ pub(crate) async fn open(
         checksums,
     };
     let image = assemble(file, data, beside, header, snapshots, &options).await?;
-    write_log::attach::open(&image, gate, &options).await?;
+    if let Err(error) = write_log::attach::open(&image, gate, &options).await {
+        image.abandon().await;
+        return Err(error);
+    }
     Ok(image)
 }
 
@@ -184,14 +206,19 @@ fn check_supported(file: &Arc<dyn Storage>, header: &Header, options: &OpenOptio
 async fn make_writable(
     file: &Arc<dyn Storage>,
     mut header: Header,
-    messages: &Messages,
+    options: &OpenOptions,
 ) -> Result<Header> {
+    // Rule C3, durably and before anything else.
+    let gives_up = matches!(options.checksums, Some(ChecksumOptions::GiveUp));
+    if gives_up && checksums::forget(file).await? {
+        header = read_header(file).await?;
+    }
     // Durably before anything else: a seal vouches for what nobody has changed since.
     if take_seal_off(file).await? {
         header = read_header(file).await?;
     }
     if header.incompatible.contains(Incompatible::DIRTY) {
-        check::repair_dirty(file.clone(), messages).await?;
+        check::repair_dirty(file.clone(), &options.messages).await?;
         header = read_header(file).await?;
     }
     let known = Autoclear(header.autoclear.bits() & Autoclear::KNOWN.bits());

@@ -2,6 +2,7 @@
 //! written is never taken for changed, whoever was killed meanwhile.
 
 mod disk;
+mod opening;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

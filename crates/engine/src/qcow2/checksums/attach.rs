@@ -26,55 +26,122 @@ fn refuse(kind: ErrorKind, what: &str, message: impl Into<String>) -> Error {
     Error::new(kind, "open checksums", message).target(what.to_owned())
 }
 
-/// The image's file as the image is to see it: with its checksums, if it has some and they are
-/// wanted; with new ones, if there are to be some. The header may have changed.
+/// Checksums that are kept by an image that is being opened.
+pub(in crate::qcow2) struct Attached {
+    pub(in crate::qcow2) checksums: Arc<Checksums>,
+    /// They were made for this opening.
+    made: Option<Made>,
+}
+
+/// What there was before checksums were made.
+struct Made {
+    /// Those that the image named, which did not count.
+    named: Option<WriteLogExtension>,
+    /// Those are in the same file.
+    was_ours: bool,
+}
+
+/// The checksums with which the image is to see its file: those that it has, if they are wanted;
+/// new ones, if there are to be some. The header may have changed.
 ///
 /// # Errors
 /// When checksums that count cannot be had, and when those of the options are refused.
 pub(in crate::qcow2) async fn open(
-    file: Arc<dyn Storage>,
+    file: &Arc<dyn Storage>,
     gate: &dyn Gate,
     header: &mut Header,
     options: &OpenOptions,
-) -> Result<(Arc<dyn Storage>, Option<Arc<Checksums>>)> {
+) -> Result<Option<Attached>> {
     let writes = options.accepts_changes();
     match (&options.checksums, has_checksums(header)) {
-        (None, false) => return Ok((file, None)),
-        (Some(ChecksumOptions::GiveUp), _) => {
-            if writes && forget(&file).await? {
-                *header = load::header(&file, Purpose::Use).await?;
-            }
-            return Ok((file, None));
-        }
-        (Some(ChecksumOptions::Keep { .. }), false) if !writes => return Ok((file, None)),
+        (None, false) => return Ok(None),
+        // Forgotten before anything else is written.
+        (Some(ChecksumOptions::GiveUp), _) => return Ok(None),
+        (Some(ChecksumOptions::Keep { .. }), false) if !writes => return Ok(None),
         _ => {}
     }
     let looks_only = matches!(options.purpose, OpenPurpose::Metadata | OpenPurpose::Check);
     if !writes && looks_only {
-        return Ok((file, None));
+        return Ok(None);
     }
     // Before anything is written.
     let modified_at = file.modified_at()?;
-    let (sums, extension, left_at) = match has_checksums(header) {
+    let (sums, extension, left_at, made) = match has_checksums(header) {
         true => {
-            let (sums, extension, found) = existing(&file, gate, header, options).await?;
-            (sums, Some(extension), found.left_at)
+            let (sums, extension, found) = existing(file, gate, header, options).await?;
+            (sums, Some(extension), found.left_at, None)
         }
-        false => (make(&file, header, options).await?, None, modified_at),
+        false => {
+            let (sums, made) = make(file, header, options).await?;
+            (sums, None, modified_at, Some(made))
+        }
     };
     let is_as_left = modified_at.is_some() && modified_at == left_at;
     let trust = Trust { writes, is_as_left };
-    let checksums = Checksums::new(file, sums, trust, options.messages.clone());
-    let file: Arc<dyn Storage> = Arc::new(Checksummed(checksums.clone()));
-    if let Some(extension) = extension.filter(|_| writes) {
-        checksums.sums.open_again().await?;
-        rename(&file, &checksums.sums, extension).await?;
-        // A copy that is made now holds what this image does.
-        checksums.has_changed.store(false, Ordering::Relaxed);
+    let checksums = Checksums::new(file.clone(), sums, trust, options.messages.clone());
+    let attached = Attached { checksums, made };
+    let begun = attached.begin(extension.filter(|_| writes)).await;
+    match begun {
+        Ok(read) => *header = read,
+        Err(error) => {
+            attached.undo().await;
+            return Err(error);
+        }
     }
-    // Also of an image that is only read: what was seen until now was not compared.
-    *header = load::header(&file, Purpose::Use).await?;
-    Ok((file, Some(checksums)))
+    Ok(Some(attached))
+}
+
+impl Attached {
+    /// The image's file as the image is to see it.
+    pub(in crate::qcow2) fn file(&self) -> Arc<dyn Storage> {
+        Arc::new(Checksummed(self.checksums.clone()))
+    }
+
+    /// Gives checksums that are there another identity, if `extension` names them; the header then.
+    async fn begin(&self, extension: Option<WriteLogExtension>) -> Result<Header> {
+        let (file, checksums) = (self.file(), &self.checksums);
+        if let Some(extension) = extension {
+            checksums.sums.open_again().await?;
+            rename(&file, &checksums.sums, extension).await?;
+            // A copy that is made now holds what this image does.
+            checksums.has_changed.store(false, Ordering::Relaxed);
+        }
+        // Also of an image that is only read: what was seen until now was not compared.
+        load::header(&file, Purpose::Use).await
+    }
+
+    /// The image could not be opened: checksums that were there are left as by a close, and of those
+    /// that were made nothing is left. Neither file is closed.
+    pub(in crate::qcow2) async fn undo(self) {
+        // Whoever opens the image is told why that cannot be. What fails here is left as by a crash.
+        drop(match &self.made {
+            None if self.checksums.writes => self.checksums.end_use().await,
+            None => Ok(()),
+            Some(made) => unmake(&self.checksums.file, &self.checksums.sums, made).await,
+        });
+    }
+}
+
+/// Takes new checksums off an image again. In this order: what a crash leaves in between is a file
+/// that an image may take.
+async fn unmake(file: &Arc<dyn Storage>, sums: &SumsFile, made: &Made) -> Result<()> {
+    forget(file).await?;
+    if made.was_ours {
+        return Ok(());
+    }
+    sums.clear().await?;
+    let named = made.named.clone();
+    let renamed = rewrite_header(file, |header| {
+        match named {
+            Some(extension) => header.set_extension(Extension::Unknown {
+                kind: kind::CHECKSUMS,
+                data: extension.encode(),
+            }),
+            None => header.remove_extension(kind::CHECKSUMS),
+        }
+        Ok(())
+    });
+    renamed.await.map(drop)
 }
 
 /// The checksums that the image names.
@@ -186,7 +253,11 @@ async fn name_in_header(file: &Arc<dyn Storage>, extension: WriteLogExtension) -
 }
 
 /// Makes checksums for an image that has none, durably: none is known yet.
-async fn make(file: &Arc<dyn Storage>, header: &Header, options: &OpenOptions) -> Result<SumsFile> {
+async fn make(
+    file: &Arc<dyn Storage>,
+    header: &Header,
+    options: &OpenOptions,
+) -> Result<(SumsFile, Made)> {
     let Some(ChecksumOptions::Keep { storage, name }) = &options.checksums else {
         let message = "no file was given for the checksums";
         return Err(refuse(ErrorKind::InvalidArgument, file.name(), message));
@@ -244,7 +315,8 @@ async fn make(file: &Arc<dyn Storage>, header: &Header, options: &OpenOptions) -
         Ok(())
     })
     .await?;
-    Ok(sums)
+    let named = extension_of(header);
+    Ok((sums, Made { named, was_ours }))
 }
 
 /// Whether a file holds nothing, or what a crash may have left of a superblock.

@@ -30,6 +30,7 @@
 //! - Requests that change the same block take turns; one that reads beside a change and finds another
 //!   sum reads once more, when the change is over.
 //! - A block whose bytes did not agree keeps a sum that they do not have, until all of it is written.
+//! - An opening that fails leaves sums as a close does, and of those that it made nothing.
 //! - Whoever changes the file past this module forgets the checksums first, durably (C3).
 
 pub(crate) mod attach;

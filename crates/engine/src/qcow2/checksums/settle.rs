@@ -77,23 +77,28 @@ impl Checksums {
         }
     }
 
-    /// Settles everything, under another identity if something has changed.
+    /// Settles everything, under another identity if something has changed, and closes both files.
     pub(super) async fn close(self: Arc<Self>) -> Result<()> {
+        let left = self.end_use().await;
+        let closed = self.file.close().await;
+        let sums = self.sums.0.close().await;
+        left.and(closed).and(sums)
+    }
+
+    /// As [`Checksums::close`], but the files stay open.
+    pub(super) async fn end_use(self: &Arc<Self>) -> Result<()> {
         // After a flush that has failed nothing is settled either.
         let renamed = match self.failed.get() {
-            None => rename_at_close(&self).await,
+            None => rename_at_close(self).await,
             Some(_) => Ok(()),
         };
         let settled = self.settle(self.open_pages(|_| true)).await;
         let flushed = self.sums.flush().await;
         let whole = settled.and(renamed).and(flushed);
-        let left = match whole {
+        match whole {
             Ok(()) => self.leave().await,
             Err(error) => Err(error),
-        };
-        let closed = self.file.close().await;
-        let sums = self.sums.0.close().await;
-        left.and(closed).and(sums)
+        }
     }
 
     /// Writes down when the image's file was modified last, for whoever opens it next. Nothing is written to it after
