@@ -45,7 +45,7 @@ impl Image {
 
     /// Shares the first bytes that have a place of this image alone; `None`: they
     /// have none.
-    async fn share_in_place(&self, at: u64, source: &Located) -> Result<Option<u64>> {
+    async fn share_in_place(self: &Arc<Self>, at: u64, source: &Located) -> Result<Option<u64>> {
         let end = at + source.len_bytes;
         let _shared = self.guest_ranges.acquire(at..end, Mode::Shared).await;
         self.check_still_inside(at..end)?;
@@ -53,6 +53,10 @@ impl Image {
         let RunKind::Data { host, copied: true } = first.kind else {
             return Ok(None);
         };
+        // One may have been added since the request began.
+        if self.bitmaps.is_tracking() {
+            self.mark_dirty(at..at + first.len_bytes).await?;
+        }
         self.share_from(source, host.bytes(), first.len_bytes)
             .await?;
         Ok(Some(first.len_bytes))
