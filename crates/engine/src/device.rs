@@ -295,7 +295,7 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     }
 
     /// Has the device hold what of a range shows through from its backing file, in whole clusters
-    /// around it: as zeroes where that is known to be zeroes. What others write meanwhile is not
+    /// (subclusters, if there are some) around it: as zeroes where that is known to be zeroes. What others write meanwhile is not
     /// undone, and no byte that can be read changes.
     ///
     /// # Errors

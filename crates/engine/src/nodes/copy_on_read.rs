@@ -274,10 +274,14 @@ mod tests {
     }
 
     async fn overlay_of(base: Arc<dyn BlockDevice>) -> Arc<Qcow2> {
+        overlay_with(base, CreateOptions::default()).await
+    }
+
+    async fn overlay_with(base: Arc<dyn BlockDevice>, options: CreateOptions) -> Arc<Qcow2> {
         let storage = Arc::new(MemStorage::new());
         let options = CreateOptions {
             size_bytes: 2 << 20,
-            ..CreateOptions::default()
+            ..options
         };
         create(storage.clone(), None, &options).await.unwrap();
         let options = OpenOptions {
@@ -312,6 +316,31 @@ mod tests {
             // The zeroes beyond the end of the base are kept as such.
             device.read(1 << 20, Buffer::zeroed(65536)).await.unwrap();
             assert!(own(1 << 20).await);
+        });
+    }
+
+    /// QEMU's test 197: nothing else of a cluster is copied, whichever of its subclusters are held.
+    #[test]
+    fn only_the_subclusters_that_were_read_are_held_afterwards() {
+        block_on(async {
+            let base = Arc::new(MemStorage::with_bytes(vec![7; 1 << 20]));
+            let base = Raw::open(base, RawOptions::default()).unwrap();
+            let options = CreateOptions::default().extended_l2(true);
+            let image = overlay_with(base, options).await;
+            let device = CopyOnRead::new(image.clone(), None);
+            let mut own = Vec::new();
+            for (at, len) in [(30 << 10, 4096), (1 << 10, 100), (63 << 10, 4096)] {
+                let read = device.read(at, Buffer::zeroed(len)).await.unwrap();
+                assert!(read.iter().all(|&byte| byte == 7));
+                own.push((at & !2047)..(at + len as u64).next_multiple_of(2048));
+                for place in (0..128 << 10).step_by(2048) {
+                    let status = image.block_status(place, 2048, 0).await.unwrap();
+                    let was_read = own.iter().any(|range| range.contains(&place));
+                    assert_eq!(status.kind.is_present(), was_read, "{place:#x}: {own:?}");
+                }
+            }
+            let all = image.read(0, Buffer::zeroed(1 << 20)).await.unwrap();
+            assert!(all.iter().all(|&byte| byte == 7));
         });
     }
 

@@ -47,7 +47,7 @@ fn write_program(text: &mut Exposition, picture: &Picture, budget: Option<&Cache
     for (name, help, count) in [
         (
             "vellum_disks",
-            "Nodes that no other node stands on.",
+            "Nodes that no other node stands on, or that exports show.",
             picture.disks().count(),
         ),
         ("vellum_nodes", "Open nodes.", picture.nodes.len()),

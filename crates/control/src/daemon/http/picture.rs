@@ -1,7 +1,8 @@
 //! [`Picture`]: nodes, exports and jobs at one moment, as disks.
 //!
-//! A disk is a node that no other node stands on. Its layers are what it shows, from the top down:
-//! filters, and the images of its chain.
+//! A disk is a node that no other node stands on, or that exports show: also where an overlay that was
+//! committed into it is still there. Its layers are what it shows, from the top down: filters, and the
+//! images of its chain.
 
 use std::collections::HashMap;
 
@@ -48,7 +49,8 @@ impl Picture {
     }
 
     fn disk<'a>(&'a self, number: usize, node: &'a NodeState) -> Option<Disk<'a>> {
-        (!node.is_below).then_some(Disk { number, node })
+        let is_disk = !node.is_below || self.exports.contains_key(&number);
+        is_disk.then_some(Disk { number, node })
     }
 
     /// The exports that show a disk.

@@ -17,22 +17,25 @@ use crate::qcow2::commit::write_order::WriteOrder;
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::RunKind;
 
-/// What is copied at a time, in whole clusters.
+/// What is copied at a time, in whole clusters where there is so much.
 const MAX_COPY_BYTES: u64 = 1 << 20;
 
 impl Image {
-    /// Takes over what the backing file shows of the clusters around a range; the range was checked.
+    /// Takes over what the backing file shows of the subclusters around a range; the range was checked.
     pub(crate) async fn copy_up(self: &Arc<Self>, offset_bytes: u64, len_bytes: u64) -> Result<()> {
         self.begin_change("copy up").await?;
         let cluster = self.geometry.cluster_size_bytes();
-        let end = (offset_bytes + len_bytes).next_multiple_of(cluster);
-        let mut at = self.geometry.cluster_start(offset_bytes);
+        let subcluster = self.geometry.subcluster_size_bytes();
+        let end = (offset_bytes + len_bytes).next_multiple_of(subcluster);
+        let mut at = offset_bytes - offset_bytes % subcluster;
         loop {
             let end = end.min(self.size_bytes());
             if at >= end {
                 return Ok(());
             }
-            let stop = end.min(at + MAX_COPY_BYTES.max(cluster));
+            // No piece ends within a cluster that goes on.
+            let piece_end = self.geometry.cluster_start(at) + MAX_COPY_BYTES.max(cluster);
+            let stop = end.min(piece_end);
             at = self.copy_first_run(at..stop).await?;
         }
     }
@@ -64,7 +67,7 @@ impl Image {
         Ok(end)
     }
 
-    /// Copies the first clusters of a range, which the caller holds. Tells where they end.
+    /// Copies the first subclusters of a range, which the caller holds. Tells where they end.
     async fn copy_held(self: &Arc<Self>, Range { start, end }: Range<u64>) -> Result<u64> {
         self.ensure_l2_table(GuestOffset(start)).await?;
         let mappings = self.mappings(start, end).await?;
