@@ -30,11 +30,27 @@ fn pid_namespace() -> String {
     link.to_string_lossy().into_owned()
 }
 
-/// When a process began: behind its name, which may hold anything, the 20th word.
+/// When a process began; `None` if it has ended.
 fn started(pid: u32) -> Option<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    started_of(&status)
+}
+
+/// As [`started`], of what `/proc` says: behind the process's name, which may hold anything, its state is the
+/// first word, the number of its threads the 18th, and its start the 20th.
+fn started_of(status: &str) -> Option<String> {
     let (_, words) = status.rsplit_once(')')?;
-    words.split_whitespace().nth(19).map(str::to_owned)
+    let words = words.split_whitespace().collect::<Vec<_>>();
+    let is_dead = matches!(*words.first()?, "Z" | "X");
+    // The first thread of one that was killed may be dead while another is still about to write.
+    let has_others = words
+        .get(17)?
+        .parse::<u64>()
+        .is_ok_and(|threads| threads > 1);
+    match is_dead && !has_others {
+        true => None,
+        false => words.get(19).map(|&started| started.to_owned()),
+    }
 }
 
 impl Holder {
@@ -67,6 +83,47 @@ impl Holder {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_nobody_has_waited_for_is_gone() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let this = Holder::this_process();
+        let status = || fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+        // It has ended by itself; its parent does not know yet.
+        while !status().contains(") Z ") {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let words = status();
+        let started = words.split(' ').nth(21).unwrap().to_owned();
+        let holder = Holder {
+            pid: child.id(),
+            started,
+            ..this
+        };
+        assert!(holder.is_gone(), "{words}");
+        let alive = words.replacen(") Z ", ") S ", 1);
+        assert_eq!(started_of(&alive).as_ref(), Some(&holder.started));
+        child.wait().unwrap();
+        assert!(holder.is_gone());
+    }
+
+    #[test]
+    fn a_process_is_there_as_long_as_one_of_its_threads() {
+        let status = |state, threads| {
+            format!("7 (a) b) {state} 1 7 7 0 -1 4 0 0 0 0 0 0 0 0 20 0 {threads} 0 99 0")
+        };
+        for (state, threads, expected) in [
+            ("S", 1, Some("99")),
+            ("D", 4, Some("99")),
+            ("Z", 2, Some("99")),
+            ("Z", 1, None),
+            ("Z", 0, None),
+            ("X", 1, None),
+        ] {
+            let started = started_of(&status(state, threads));
+            assert_eq!(started.as_deref(), expected, "{state} {threads}");
+        }
+    }
 
     #[test]
     fn only_what_can_be_seen_is_known_to_be_gone() {
