@@ -41,7 +41,21 @@ pub(crate) struct Found {
 #[derive(Debug)]
 pub(crate) struct Begun {
     pub(crate) session: Session,
-    pub(crate) resumed: Vec<PushId>,
+    pub(crate) resumed: Vec<Session>,
+}
+
+impl Begun {
+    /// Says that the push runs, also for those that it goes on for: whoever gives one of them up takes
+    /// the number that it is for, too.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub(crate) async fn say(&self, repository: &Repository) -> Result<()> {
+        for session in std::iter::once(&self.session).chain(&self.resumed) {
+            session.say(repository).await?;
+        }
+        Ok(())
+    }
 }
 
 impl Session {
@@ -117,7 +131,7 @@ pub(crate) async fn begin(
                 other if other.tag != *tag || other.push == push => {}
                 // It has ended, or nothing can come of it.
                 other if other.number < number => other.remove(repository).await?,
-                other if take_over || other.holder.is_gone() => resumed.push(other.push),
+                other if take_over || other.holder.is_gone() => resumed.push(other),
                 other => return Err(runs(repository, &other)),
             }
         }
@@ -127,7 +141,9 @@ pub(crate) async fn begin(
             number,
             holder: holder.clone(),
         };
-        session.say(repository).await?;
+        let begun = Begun { session, resumed };
+        begun.say(repository).await?;
+        let Begun { session, resumed } = begun;
         if next_number(repository, tag).await? != number {
             continue;
         }
@@ -138,7 +154,7 @@ pub(crate) async fn begin(
             .map(|found| found.session);
         let mut others = others.filter(|other| {
             let same = other.tag == *tag && other.number == number && other.push < push;
-            same && !resumed.contains(&other.push)
+            same && !resumed.iter().any(|known| known.push == other.push)
         });
         if let Some(other) = others.next() {
             session.remove(repository).await?;

@@ -34,7 +34,7 @@ use crate::holder::Holder;
 use crate::known::{Known, Place, Segments};
 use crate::names::{self, DiskName, TagName};
 use crate::repository::{Repository, Used};
-use crate::session::{self, Begun, Session};
+use crate::session::{self, Begun};
 
 use map::MapWriter;
 use plan::{Changes, Plan, Span};
@@ -130,7 +130,7 @@ pub async fn push(
     } = options;
     let begun = session::begin(repository, tag, *push, holder, options.take_over).await?;
     let work = pin!(push_in(repository, disk, options, &begun, progress));
-    let alive = pin!(say_alive(repository, &begun.session));
+    let alive = pin!(say_alive(repository, &begun));
     let pushed = match select(work, alive).await {
         Either::Left((pushed, _)) => pushed,
         Either::Right((never, _)) => match never {},
@@ -148,12 +148,15 @@ pub async fn push(
 
 /// What is left of a session is harmless; the next push to the tag removes it.
 async fn end(repository: &Repository, begun: &Begun) {
-    let resumed = begun.resumed.iter().map(|&push| names::session(push));
+    let resumed = begun
+        .resumed
+        .iter()
+        .map(|killed| names::session(killed.push));
     let _ = repository.remove_all(resumed.collect()).await;
     let _ = begun.session.remove(repository).await;
 }
 
-async fn say_alive(repository: &Repository, session: &Session) -> std::convert::Infallible {
+async fn say_alive(repository: &Repository, begun: &Begun) -> std::convert::Infallible {
     loop {
         match lane::is_running() {
             true => lane::sleep(SIGN_OF_LIFE).await,
@@ -161,7 +164,7 @@ async fn say_alive(repository: &Repository, session: &Session) -> std::convert::
             false => std::future::pending().await,
         }
         // The next one may get through.
-        let _ = session.say(repository).await;
+        let _ = begun.say(repository).await;
     }
 }
 
@@ -178,8 +181,10 @@ async fn push_in(
     let mut segments = Segments::default();
     let mut known = Known::new(options.most_known_chunks);
     let mut resumed_segments = 0;
-    for &killed in &begun.resumed {
-        resumed_segments += known.load_killed(repository, &mut segments, killed).await?;
+    for killed in &begun.resumed {
+        resumed_segments += known
+            .load_killed(repository, &mut segments, killed.push)
+            .await?;
     }
     // What a damaged manifest leads to is sent again.
     let (used, _) = repository.used_and_damaged().await?;

@@ -1,6 +1,7 @@
 //! One push that is held up at one place while somebody else works.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,10 +18,10 @@ use vellum_storage::MemStorage;
 
 use crate::store::{Client, Store};
 
-type Shared = Arc<Mutex<Store>>;
+pub type Shared = Arc<Mutex<Store>>;
 
 /// Something that runs by its own.
-struct Running<T> {
+pub struct Running<T> {
     store: Shared,
     executor: Executor,
     client: usize,
@@ -28,7 +29,7 @@ struct Running<T> {
 }
 
 impl<T: 'static> Running<T> {
-    fn new<F: Future<Output = T> + 'static>(
+    pub fn new<F: Future<Output = T> + 'static>(
         store: &Shared,
         client: usize,
         work: impl FnOnce(Repository) -> F,
@@ -64,7 +65,7 @@ impl<T: 'static> Running<T> {
     }
 
     /// Runs it until it is about to make an object of such a key.
-    fn run_until_it_makes(&self, prefix: &str) {
+    pub fn run_until_it_makes(&self, prefix: &str) {
         loop {
             self.executor.run_ready();
             assert!(self.done.borrow().is_none(), "it has ended before {prefix}");
@@ -76,7 +77,7 @@ impl<T: 'static> Running<T> {
         }
     }
 
-    fn finish(self) -> T {
+    pub fn finish(self) -> T {
         loop {
             self.executor.run_ready();
             if let Some(result) = self.done.borrow_mut().take() {
@@ -104,16 +105,27 @@ fn tag(name: &str) -> TagName {
     TagName::parse(name).unwrap()
 }
 
-/// A disk of chunks of so many kinds, beginning with `first`.
-fn pushing(
+/// Pushes a disk of chunks of so many kinds, beginning with `first`.
+pub fn pushing(
     store: &Shared,
     id: u8,
     name: &'static str,
     first: u32,
     chunks: u32,
 ) -> Running<vellum_io::Result<Pushed>> {
-    let mut bytes = vec![0; chunks as usize * CHUNK_BYTES as usize];
-    for (chunk, kind) in bytes.chunks_mut(CHUNK_BYTES as usize).zip(first..) {
+    pushing_with(store, id, name, first..first + chunks, |_| {})
+}
+
+/// As [`pushing`], with options that `change` makes.
+pub fn pushing_with(
+    store: &Shared,
+    id: u8,
+    name: &'static str,
+    kinds: Range<u32>,
+    change: impl FnOnce(&mut PushOptions) + 'static,
+) -> Running<vellum_io::Result<Pushed>> {
+    let mut bytes = vec![0; kinds.len() * CHUNK_BYTES as usize];
+    for (chunk, kind) in bytes.chunks_mut(CHUNK_BYTES as usize).zip(kinds) {
         chunk[..4].copy_from_slice(&(kind + 1).to_be_bytes());
     }
     let disk = Raw::open(
@@ -122,24 +134,25 @@ fn pushing(
     )
     .unwrap();
     Running::new(store, usize::from(id), move |repository| async move {
-        let options = PushOptions {
+        let mut options = PushOptions {
             push: PushId([id; 16]),
             holder: holder(&id.to_string()),
             ..PushOptions::new(tag(name))?
         };
+        change(&mut options);
         let disk: Arc<dyn vellum::BlockDevice> = disk;
         push(&repository, &disk, &options, |_, _| {}).await
     })
 }
 
-fn removing(store: &Shared, name: &'static str) -> u64 {
+pub fn removing(store: &Shared, name: &'static str) -> u64 {
     let removing = Running::new(store, 1001, move |repository| async move {
         remove_tag(&repository, &tag(name), &PruneOptions::default()).await
     });
     removing.finish().unwrap()
 }
 
-fn collecting(store: &Shared, stale: Duration) -> Collected {
+pub fn collecting(store: &Shared, stale: Duration) -> Collected {
     let collecting = Running::new(store, 1000, move |repository| async move {
         let options = GcOptions {
             stale,
@@ -150,9 +163,9 @@ fn collecting(store: &Shared, stale: Duration) -> Collected {
     collecting.finish().unwrap()
 }
 
-const DAY: Duration = Duration::from_secs(86_400);
+pub const DAY: Duration = Duration::from_secs(86_400);
 
-fn check(store: &Shared) {
+pub fn check(store: &Shared) {
     let verifying = Running::new(store, 1002, |repository| async move {
         verify(&repository, true, |_, _| {}).await
     });
@@ -216,6 +229,24 @@ fn a_push_that_was_given_up_fails() {
     // The second number was the one that was given up.
     assert_eq!(pushed.manifest.number, 3);
     check(&store);
+}
+
+#[test]
+fn a_push_that_goes_on_for_another_is_not_given_up_for_it() {
+    let store = Shared::default();
+    let killed = pushing(&store, 1, "one", 0, 3);
+    killed.run_until_it_makes("tags/one/");
+    killed.executor.close();
+    store.lock().forget(1);
+    store.lock().pass(2 * 86_400);
+    let slow = pushing_with(&store, 2, "one", 0..3, |options| options.take_over = true);
+    slow.run_until_it_makes("tags/one/");
+    assert_eq!(collecting(&store, DAY).given_up, 0);
+    let pushed = slow.finish().unwrap();
+    assert_eq!((pushed.manifest.number, pushed.resumed_segments), (1, 1));
+    check(&store);
+    collecting(&store, DAY);
+    assert_eq!(collecting(&store, DAY), Collected::default());
 }
 
 #[test]
