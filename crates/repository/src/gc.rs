@@ -28,6 +28,7 @@ use crate::names;
 use crate::objects::ObjectInfo;
 use crate::repository::{Repository, Used};
 use crate::session;
+use crate::sound;
 
 /// More bytes than a note can have.
 const MOST_NOTE_BYTES: u64 = 256 << 20;
@@ -90,8 +91,12 @@ pub async fn gc(repository: &Repository, options: &GcOptions) -> Result<Collecte
     }
     let lock = Lock::take(repository, &options.holder, options.break_lock).await?;
     let collected = collect(repository, options, lock.now_seconds).await;
+    let forgotten = match &collected {
+        Ok(_) => sound::forget_removed(repository).await,
+        Err(_) => Ok(()),
+    };
     lock.give_back().await;
-    collected
+    forgotten.and(collected)
 }
 
 async fn collect(

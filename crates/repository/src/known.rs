@@ -13,6 +13,7 @@ use crate::codec::segment::{FOOTER_BYTES, Footer, SegmentIndex};
 use crate::codec::{Hash, PushId};
 use crate::names;
 use crate::repository::{REQUESTS_AT_ONCE, Repository, Used};
+use crate::sound::Sound;
 
 /// The number of the first list that another push makes for one that was killed: beyond all of its own.
 const FIRST_LATER_LIST: u32 = 90_000_000;
@@ -101,12 +102,12 @@ impl Known {
         }
     }
 
-    /// Looks into all segments that manifests lead to, those of `first` before others.
+    /// Looks into all segments that manifests lead to and that are sound, those of `first` before others.
     pub(crate) async fn load(
         &mut self,
         repository: &Repository,
         segments: &mut Segments,
-        used: &Used,
+        (used, sound): (&Used, &Sound),
         first: &[PushId],
     ) -> Result<()> {
         let mut keys = Vec::new();
@@ -129,22 +130,15 @@ impl Known {
             }
             // What is in a damaged one is sent again; `verify` tells of it.
             for listed in hash_list::decode(&list?).unwrap_or_default() {
+                let segment = listed.segment(push);
                 // One that no manifest leads to may be removed at any time.
-                if used.has_segment(push, listed.number) {
-                    self.add_listed(segments, push, &listed);
+                if used.has_segment(push, listed.number) && sound.has(&segment) {
+                    let number = segments.add(&segment);
+                    self.add_all(number, &listed.index);
                 }
             }
         }
         Ok(())
-    }
-
-    fn add_listed(&mut self, segments: &mut Segments, push: PushId, listed: &Listed) {
-        let number = segments.add(&SegmentRef {
-            push,
-            number: listed.number,
-            footer: listed.footer,
-        });
-        self.add_all(number, &listed.index);
     }
 
     /// Looks into the segments of a push that was killed, and lists them, which it may not have come to;
@@ -185,7 +179,8 @@ impl Known {
                     index: decoded,
                     footer,
                 };
-                self.add_listed(segments, push, &listed);
+                let segment = segments.add(&listed.segment(push));
+                self.add_all(segment, &listed.index);
                 found.push((number, index));
             }
         }

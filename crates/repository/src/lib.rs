@@ -28,6 +28,7 @@ mod recent;
 mod repository;
 mod runs;
 mod session;
+mod sound;
 mod storage;
 mod verify;
 

@@ -8,6 +8,7 @@
 //! | `maps/PUSH/NUMBER` | pieces of maps |
 //! | `indexes/PUSH/NUMBER` | lists of what the push's segments hold |
 //! | `sessions/PUSH` | that a push runs |
+//! | `damaged/PUSH/NUMBER` | that the segment is damaged |
 //! | `locks/gc` | that objects are removed |
 //! | `garbage/ID` | what is to be removed when the pushes have ended that may use it |
 
@@ -23,6 +24,7 @@ pub(crate) const TAGS: &str = "tags/";
 pub(crate) const SEGMENTS: &str = "segments/";
 pub(crate) const MAPS: &str = "maps/";
 pub(crate) const INDEXES: &str = "indexes/";
+pub(crate) const DAMAGED: &str = "damaged/";
 pub(crate) const SESSIONS: &str = "sessions/";
 pub(crate) const GARBAGE: &str = "garbage/";
 pub(crate) const LOCKS: &str = "locks/";
@@ -156,7 +158,8 @@ pub(crate) fn parse_entry(key: &str) -> Option<(TagName, u64)> {
     (entry(&tag, number) == key).then_some((tag, number))
 }
 
-/// Where an object of a push is: `folder` is one of [`SEGMENTS`], [`MAPS`], [`INDEXES`].
+/// Where an object of a push is: `folder` is one of [`SEGMENTS`], [`MAPS`], [`INDEXES`],
+/// [`DAMAGED`].
 pub(crate) fn part(folder: &str, push: PushId, number: u32) -> String {
     format!("{folder}{push}/{number:08}")
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use futures_util::stream::{self, StreamExt};
-use vellum_io::{ErrorKind, Result, lane};
+use vellum_io::{Error, ErrorKind, Result, lane};
 
 use crate::codec::hash_list::{self, MOST_LIST_BYTES};
 use crate::codec::manifest::{Entry, Manifest, piece_chunks};
@@ -13,6 +13,7 @@ use crate::codec::{PushId, damaged};
 use crate::names::{self, DiskName};
 use crate::pieces;
 use crate::repository::{REQUESTS_AT_ONCE, Repository, Used};
+use crate::sound;
 
 /// Segments that are read at once.
 const SEGMENTS_AT_ONCE: usize = 4;
@@ -37,6 +38,8 @@ pub struct Verified {
 /// Looks at all disks. `with_data`: all chunks are read and compared; otherwise only what leads to them,
 /// and that they are there, with the right length. `progress` is told how many segments of how many
 /// are done.
+///
+/// What is found to be damaged is marked for pushes, which send what is in it again.
 ///
 /// # Errors
 /// What the store says to lists; that something is wrong is no error.
@@ -90,18 +93,62 @@ pub async fn verify(
     count_unused(&listed, &segments, &mut verified);
     look_at_lists(repository, &segments, &mut verified).await?;
     let total = there.len() as u64;
+    let mut marks = Marks::look(repository).await?;
     let check = |(key, segment, disk): (String, SegmentRef, String)| async move {
         let checked = check_segment(repository, &key, &segment, with_data).await;
-        checked.err().map(|error| format!("{error} (of {disk})"))
+        (segment, disk, checked)
     };
     let mut checks = stream::iter(there).map(check).buffered(SEGMENTS_AT_ONCE);
     let mut done = 0;
-    while let Some(problem) = checks.next().await {
+    while let Some((segment, disk, checked)) = checks.next().await {
+        marks.note(&segment, &checked, with_data).await;
+        let problem = checked.err().map(|error| format!("{error} (of {disk})"));
         verified.problems.extend(problem);
         done += 1;
         progress(done, total);
     }
+    verified.problems.extend(marks.problem());
     Ok(verified)
+}
+
+/// The marks that tell pushes of damaged segments, as they come and go.
+struct Marks<'a> {
+    repository: &'a Repository,
+    marked: HashSet<(PushId, u32)>,
+    /// Why one is not what it should be.
+    failed: Option<Error>,
+}
+
+impl<'a> Marks<'a> {
+    async fn look(repository: &'a Repository) -> Result<Self> {
+        Ok(Marks {
+            repository,
+            marked: sound::marked(repository).await?,
+            failed: None,
+        })
+    }
+
+    /// Marks a segment that is damaged, and unmarks one all of which was found to be whole.
+    async fn note(&mut self, segment: &SegmentRef, checked: &Result<()>, with_data: bool) {
+        let key = (segment.push, segment.number);
+        let is_marked = self.marked.contains(&key);
+        let done = match checked {
+            // One that cannot be read now may be whole.
+            Err(error) if error.kind() == ErrorKind::Corrupt && !is_marked => {
+                sound::mark(self.repository, key).await
+            }
+            Ok(()) if with_data && is_marked => sound::unmark(self.repository, key).await,
+            _ => Ok(()),
+        };
+        self.failed = self.failed.take().or(done.err());
+    }
+
+    fn problem(&self) -> Option<String> {
+        let error = self.failed.as_ref()?;
+        Some(format!(
+            "pushes cannot be told which segments are damaged, and will use them: {error}"
+        ))
+    }
 }
 
 /// Whether the lists that pushes look for chunks in are whole, and right.

@@ -2,8 +2,9 @@
 
 use vellum_io::Result;
 
+use super::piece::SegmentRef;
 use super::segment::{Footer, SegmentIndex, index_bytes};
-use super::{Hash, SEGMENT_CHUNKS, be32, be64, damaged};
+use super::{Hash, PushId, SEGMENT_CHUNKS, be32, be64, damaged};
 
 const MAGIC: &[u8; 8] = b"VELLIDX1";
 /// Number and chunks of a segment.
@@ -26,6 +27,17 @@ pub struct Listed {
     pub index: SegmentIndex,
     /// What its end says.
     pub footer: Footer,
+}
+
+impl Listed {
+    /// What leads to it, as one of the segments of a push.
+    pub(crate) fn segment(&self, push: PushId) -> SegmentRef {
+        SegmentRef {
+            push,
+            number: self.number,
+            footer: self.footer,
+        }
+    }
 }
 
 /// Puts segments into a list: numbers and indexes.

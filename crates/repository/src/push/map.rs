@@ -23,12 +23,10 @@ type PlacedRun = (u32, Option<Place>);
 pub(crate) struct MapWriter {
     push: PushId,
     disk_bytes: u64,
-    /// The pieces of the disk that this one was compared with: those that are the same are used again.
-    base: Vec<Option<PieceRef>>,
     /// The piece that is being made.
     runs: Vec<PlacedRun>,
-    /// Those that wait for their segments.
-    waiting: VecDeque<Vec<PlacedRun>>,
+    /// Those that wait for their segments, and for each where the base's piece is.
+    waiting: VecDeque<(Vec<PlacedRun>, Option<PieceRef>)>,
     pieces: Vec<Option<PieceRef>>,
     used: BTreeMap<PushId, Runs>,
     part: u32,
@@ -36,11 +34,10 @@ pub(crate) struct MapWriter {
 }
 
 impl MapWriter {
-    pub(crate) fn new(push: PushId, disk_bytes: u64, base: Option<&Manifest>) -> Self {
+    pub(crate) fn new(push: PushId, disk_bytes: u64) -> Self {
         MapWriter {
             push,
             disk_bytes,
-            base: base.map_or_else(Vec::new, |base| base.pieces.clone()),
             runs: Vec::new(),
             waiting: VecDeque::new(),
             pieces: Vec::new(),
@@ -68,9 +65,11 @@ impl MapWriter {
         self.runs.push((chunks, place));
     }
 
-    /// The piece is complete.
-    pub(crate) fn end_piece(&mut self) {
-        self.waiting.push_back(std::mem::take(&mut self.runs));
+    /// The piece is complete. `base`: where the piece of the disk is that this one was compared with, and
+    /// which was found to be whole; it is used again if it is the same.
+    pub(crate) fn end_piece(&mut self, base: Option<PieceRef>) {
+        self.waiting
+            .push_back((std::mem::take(&mut self.runs), base));
     }
 
     /// Sends pieces whose segments are complete.
@@ -79,7 +78,8 @@ impl MapWriter {
         segments: &Segments,
         uploads: &mut Uploads,
     ) -> Result<()> {
-        while let Some(runs) = self.waiting.front() {
+        while let Some((runs, base)) = self.waiting.front() {
+            let base = *base;
             let Some(piece) = self.resolve(runs, segments)? else {
                 return Ok(());
             };
@@ -88,7 +88,7 @@ impl MapWriter {
                 let runs = self.used.entry(segment.push).or_default();
                 runs.add(segment.number, segment.number);
             }
-            let placed = self.place(&piece);
+            let placed = self.place(&piece, base);
             self.pieces.push(placed);
             if self.bytes.len() >= PART_BYTES {
                 self.send(uploads).await?;
@@ -125,14 +125,13 @@ impl MapWriter {
         Piece::new(listed, resolved, chunks).map(Some)
     }
 
-    fn place(&mut self, piece: &Piece) -> Option<PieceRef> {
+    fn place(&mut self, piece: &Piece, base: Option<PieceRef>) -> Option<PieceRef> {
         if piece.segments().is_empty() {
             return None;
         }
         let bytes = piece.encode();
         let hash = HexHash(*blake3::hash(&bytes).as_bytes());
-        let before = self.base.get(self.pieces.len()).copied().flatten();
-        if let Some(same) = before.filter(|before| before.hash == hash) {
+        if let Some(same) = base.filter(|base| base.hash == hash) {
             return Some(same);
         }
         let placed = PieceRef {
@@ -184,7 +183,7 @@ mod tests {
 
     #[test]
     fn neighbours_become_one_run() {
-        let mut map = MapWriter::new(PushId([0; 16]), 1 << 30, None);
+        let mut map = MapWriter::new(PushId([0; 16]), 1 << 30);
         let at = |segment, chunk| {
             let segment = SegmentNumber(segment);
             Some(Place { segment, chunk })

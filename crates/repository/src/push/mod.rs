@@ -27,7 +27,7 @@ use vellum_io::executor::JoinHandle;
 use vellum_io::{Buffer, Error, ErrorKind, Result, buffer, lane, spawn};
 
 use crate::clock::local_seconds;
-use crate::codec::manifest::{Cost, Entry, Manifest, TombstoneKind};
+use crate::codec::manifest::{Cost, Entry, Manifest, PieceRef, TombstoneKind};
 use crate::codec::piece::{Piece, Source};
 use crate::codec::{CHUNK_BYTES, Hash, MOST_DISK_BYTES, PushId, segment};
 use crate::holder::Holder;
@@ -35,6 +35,7 @@ use crate::known::{Known, Place, Segments};
 use crate::names::{self, DiskName, TagName};
 use crate::repository::{Repository, Used};
 use crate::session::{self, Begun};
+use crate::sound::Sound;
 
 use map::MapWriter;
 use plan::{Changes, Plan, Span};
@@ -190,17 +191,14 @@ async fn push_in(
     let (used, _) = repository.used_and_damaged().await?;
     let newest = match &base {
         Some(base) => Some(base.clone()),
-        None => {
-            repository
-                .look_for(&DiskName {
-                    tag: options.tag.clone(),
-                    number: None,
-                })
-                .await?
-        }
+        None => newest_of(repository, &options.tag).await?,
     };
     let first = newest.as_ref().map_or_else(Vec::new, pushes_of);
-    known.load(repository, &mut segments, &used, &first).await?;
+    let sound = Sound::look(repository).await?;
+    let can_be_used = (&used, &sound);
+    known
+        .load(repository, &mut segments, can_be_used, &first)
+        .await?;
     drop::<Used>(used);
     let mut pipeline = Pipeline {
         disk: disk.clone(),
@@ -211,12 +209,13 @@ async fn push_in(
         known,
         segments,
         writer: SegmentWriter::new(options.push),
-        map: MapWriter::new(options.push, disk_bytes, newest.as_ref()),
+        map: MapWriter::new(options.push, disk_bytes),
         uploads: Uploads::new(repository.objects().clone()),
         cost: Cost::default(),
         done_chunks: 0,
     };
-    let mut plan = Plan::new(repository, disk.clone(), disk_bytes, changes);
+    let disk = disk.clone();
+    let mut plan = Plan::new(repository, disk, disk_bytes, newest, changes, sound);
     pipeline.run(&mut plan, &mut progress).await?;
     let mut manifest = Manifest::new(
         options.push,
@@ -233,6 +232,14 @@ async fn push_in(
         manifest,
         resumed_segments,
     })
+}
+
+async fn newest_of(repository: &Repository, tag: &TagName) -> Result<Option<Manifest>> {
+    let disk = DiskName {
+        tag: tag.clone(),
+        number: None,
+    };
+    repository.look_for(&disk).await
 }
 
 /// The pushes whose segments a disk has, the newest first.
@@ -296,7 +303,9 @@ enum Reading {
         chunks: u32,
     },
     Read(JoinHandle<Result<Vec<ReadChunk>>>),
-    EndOfPiece,
+    EndOfPiece {
+        base: Option<PieceRef>,
+    },
 }
 
 /// Chunks that are compressed: their hashes, and what they become.
@@ -325,8 +334,8 @@ impl Pipeline {
     ) -> Result<()> {
         while let Some(span) = plan.next().await? {
             self.begin(span);
-            if plan.ends_piece() {
-                self.reading.push_back(Reading::EndOfPiece);
+            if let Some(base) = plan.ends_piece() {
+                self.reading.push_back(Reading::EndOfPiece { base });
             }
             while self.reading.len() > AT_ONCE {
                 self.take_next().await?;
@@ -390,8 +399,8 @@ impl Pipeline {
                 self.look_for(read).await?;
                 chunks
             }
-            Some(Reading::EndOfPiece) => {
-                self.map.end_piece();
+            Some(Reading::EndOfPiece { base }) => {
+                self.map.end_piece(base);
                 self.map.settle(&self.segments, &mut self.uploads).await?;
                 0
             }

@@ -9,11 +9,12 @@ use futures_util::stream::{self, LocalBoxStream, StreamExt};
 use vellum::BlockDevice;
 use vellum_io::Result;
 
-use crate::codec::manifest::{Manifest, chunks_of, piece_chunks, pieces_of};
-use crate::codec::piece::Piece;
+use crate::codec::manifest::{Manifest, PieceRef, chunks_of, piece_chunks, pieces_of};
+use crate::codec::piece::{Piece, Run, Source};
 use crate::codec::{CHUNK_BYTES, PIECE_CHUNKS};
 use crate::pieces;
 use crate::repository::{REQUESTS_AT_ONCE, Repository};
+use crate::sound::Sound;
 
 /// Chunks that are read with one request at most.
 const READ_CHUNKS: u64 = 16;
@@ -78,32 +79,47 @@ impl Changes {
     }
 }
 
+/// What the base has where a piece of the disk is.
+#[derive(Debug)]
+enum Kept {
+    Zeroes,
+    Piece(PieceRef, Rc<Piece>),
+    /// What is damaged, or not there: nobody knows what it led to.
+    Lost,
+}
+
 /// Says what comes next.
 pub(crate) struct Plan<'a> {
     disk: Arc<dyn BlockDevice>,
     disk_bytes: u64,
     changes: Option<Changes>,
+    sound: Sound,
     /// The base's pieces, in order.
-    base: LocalBoxStream<'a, Result<Option<Piece>>>,
+    base: LocalBoxStream<'a, Kept>,
     /// The number of the current piece, and its chunks.
     piece: u64,
     chunks: Range<u64>,
     /// The base's piece there.
-    kept: Option<Rc<Piece>>,
+    kept: Kept,
 }
 
 impl<'a> Plan<'a> {
+    /// `base`: the disk that this one is compared with. Without `changes` all is read, and what the base
+    /// has serves for the map alone.
     pub(crate) fn new(
         repository: &'a Repository,
         disk: Arc<dyn BlockDevice>,
         disk_bytes: u64,
+        base: Option<Manifest>,
         changes: Option<Changes>,
+        sound: Sound,
     ) -> Self {
-        let base = changes.as_ref().map(|changes| changes.base.clone());
-        let load = move |(at, chunks): (Option<_>, u64)| async move {
-            match at {
-                Some(at) => pieces::load(repository, &at, chunks).await.map(Some),
-                None => Ok(None),
+        let load = move |(at, chunks): (Option<PieceRef>, u64)| async move {
+            let Some(at) = at else { return Kept::Zeroes };
+            match pieces::load(repository, &at, chunks).await {
+                Ok(piece) => Kept::Piece(at, Rc::new(piece)),
+                // All of it is read from the disk, whatever is wrong.
+                Err(_) => Kept::Lost,
             }
         };
         let pieces = base.into_iter().flat_map(|base| {
@@ -115,10 +131,11 @@ impl<'a> Plan<'a> {
             disk,
             disk_bytes,
             changes,
+            sound,
             base: pieces.boxed_local(),
             piece: 0,
             chunks: 0..0,
-            kept: None,
+            kept: Kept::Zeroes,
         }
     }
 
@@ -130,45 +147,84 @@ impl<'a> Plan<'a> {
             }
             let first = self.piece * PIECE_CHUNKS;
             self.chunks = first..first + piece_chunks(self.disk_bytes, self.piece);
-            self.kept = self.base.next().await.transpose()?.flatten().map(Rc::new);
+            self.kept = self.base.next().await.unwrap_or(Kept::Zeroes);
         }
         let look = |changes: &mut Changes| changes.look(self.chunks.start);
         let (changed, until) = self.changes.as_mut().map_or((true, u64::MAX), look);
         let until = until.min(self.chunks.end);
-        let (span, chunks) = match changed {
-            true => self.look_at_disk(until).await?,
-            false => self.keep(until).await?,
+        let (span, chunks) = match &self.kept {
+            Kept::Zeroes if !changed => {
+                let chunks = (until - self.chunks.start) as u32;
+                (Span::Zeroes(chunks), chunks)
+            }
+            Kept::Piece(_, piece) if !changed => self.keep(piece, until).await?,
+            _ => self.look_at_disk(until).await?,
         };
         self.chunks.start += u64::from(chunks);
         Ok(Some(span))
     }
 
-    /// Whether the last span has completed a piece: to be asked once after each, and goes on to the
-    /// next piece then.
-    pub(crate) fn ends_piece(&mut self) -> bool {
-        let ends = self.chunks.is_empty();
-        self.piece += u64::from(ends);
-        ends
+    /// Whether the last span has completed a piece, and if so where the base's piece is, if that is
+    /// whole: to be asked once after each, and goes on to the next piece then.
+    pub(crate) fn ends_piece(&mut self) -> Option<Option<PieceRef>> {
+        if !self.chunks.is_empty() {
+            return None;
+        }
+        self.piece += 1;
+        Some(match &self.kept {
+            Kept::Piece(at, _) => Some(*at),
+            Kept::Zeroes | Kept::Lost => None,
+        })
     }
 
     /// What has not changed is as in the base; but where the disk knows of zeroes there are some,
-    /// whatever says that nothing has changed (a disk that was cut off and has grown again, say).
-    async fn keep(&self, until: u64) -> Result<(Span, u32)> {
-        let Some(piece) = &self.kept else {
-            let chunks = (until - self.chunks.start) as u32;
-            return Ok((Span::Zeroes(chunks), chunks));
-        };
+    /// whatever says that nothing has changed (a disk that was cut off and has grown again, say). What
+    /// the base has in segments that are not sound is read again.
+    async fn keep(&self, piece: &Rc<Piece>, until: u64) -> Result<(Span, u32)> {
         let (is_zero, chunks) = self.zeroes_or_not(until).await?;
         let chunks = chunks as u32;
-        let span = match is_zero {
-            true => Span::Zeroes(chunks),
-            false => Span::Kept {
-                piece: piece.clone(),
-                first: (self.chunks.start - self.piece * PIECE_CHUNKS) as u32,
+        if is_zero {
+            return Ok((Span::Zeroes(chunks), chunks));
+        }
+        let first = (self.chunks.start - self.piece * PIECE_CHUNKS) as u32;
+        let (is_sound, chunks) = self.sound_or_not(piece, first, chunks);
+        if is_sound {
+            let piece = piece.clone();
+            let kept = Span::Kept {
+                piece,
+                first,
                 chunks,
-            },
+            };
+            return Ok((kept, chunks));
+        }
+        let chunks = chunks.min(READ_CHUNKS as u32);
+        let chunk = self.chunks.start;
+        Ok((Span::Read { chunk, chunks }, chunks))
+    }
+
+    /// How many chunks of a piece, of so many from `first` on, lead to sound segments, or else do not.
+    fn sound_or_not(&self, piece: &Piece, first: u32, chunks: u32) -> (bool, u32) {
+        let end = first + chunks;
+        let is_sound = |run: &Run| match run.source {
+            Source::Zeroes => true,
+            Source::Segment { segment, .. } => {
+                let segment = piece.segments().get(segment as usize);
+                segment.is_some_and(|segment| self.sound.has(segment))
+            }
         };
-        Ok((span, chunks))
+        let (mut next, mut all) = (first, None);
+        while let Some(run) = piece.find(next).filter(|_| next < end) {
+            let this = is_sound(&run);
+            if *all.get_or_insert(this) != this {
+                break;
+            }
+            next = end.min(next + run.chunks);
+        }
+        match all {
+            Some(is_sound) => (is_sound, next - first),
+            // The base ends before: what has come is among the changes.
+            None => (false, chunks),
+        }
     }
 
     async fn look_at_disk(&self, until: u64) -> Result<(Span, u32)> {

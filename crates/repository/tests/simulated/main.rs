@@ -4,6 +4,7 @@
 //! `VELLUM_REPOSITORY_SEEDS=20000` runs more of them; a failure names its seed, and
 //! `VELLUM_REPOSITORY_SEED=N` runs that one alone.
 
+mod damage;
 mod races;
 mod store;
 mod world;

@@ -178,6 +178,18 @@ impl Store {
         self.pending.retain(|pending| pending.client != client);
     }
 
+    /// Changes all objects whose keys begin so, one at least; `false`: it is removed.
+    pub fn damage(&mut self, prefix: &str, change: impl Fn(&mut Vec<u8>) -> bool) {
+        assert!(self.has(prefix), "there is no {prefix}");
+        self.content
+            .retain(|key, (content, _)| !key.starts_with(prefix) || change(content));
+    }
+
+    /// Whether there is an object whose key begins so.
+    pub fn has(&self, prefix: &str) -> bool {
+        self.content.keys().any(|key| key.starts_with(prefix))
+    }
+
     /// Time passes.
     pub fn pass(&mut self, seconds: u64) {
         self.clock += seconds;
