@@ -195,10 +195,11 @@ pub fn error_text(error: &vellum::Error) -> String {
     vellum_control::error_text(error)
 }
 
-/// Says more of an error than QEMU's words for it do, if it is of bytes that the disk has changed:
-/// which these are, and what to do. To be called beside what reports the error.
+/// Says more of an error than QEMU's words for it do, if it is of bytes that the disk has changed, or of
+/// a disk in a repository: which these are, and what to do. To be called beside what reports the error.
 pub fn about_mismatch(error: &vellum::Error) {
-    if error.kind() == vellum::ErrorKind::ChecksumMismatch {
+    let is_of_repository = error.operation() == vellum_repository::READ_DISK;
+    if error.kind() == vellum::ErrorKind::ChecksumMismatch || is_of_repository {
         let name = error.target_name().unwrap_or_default();
         warning(format_args!("'{name}': {}", error_text(error)));
     }

@@ -42,5 +42,5 @@ pub use objects::{ObjectInfo, Objects};
 pub use prune::{Keep, PruneOptions, prune, remove_tag};
 pub use push::{PushOptions, Pushed, Since, push};
 pub use repository::Repository;
-pub use storage::RepositoryStorage;
+pub use storage::{READ_DISK, RepositoryStorage};
 pub use verify::{Verified, verify};

@@ -15,6 +15,13 @@ use crate::pieces;
 use crate::recent::Recent;
 use crate::repository::Repository;
 
+/// What an error of a disk's bytes says was being done ([`Error::operation`]): its message names the object.
+pub const READ_DISK: &str = "read a disk of a repository";
+/// What to do where pushes see by themselves what is lost.
+const PUSH_AGAIN: &str = "push the disk again from its source, which sends what is lost once more";
+/// What to do where pushes must be told first.
+const VERIFY_AND_PUSH_AGAIN: &str = "'vellum repo verify --read-data' notes all that is damaged; after it, push \
+    the disk again from its source, which sends that once more";
 /// Pieces in memory: of 100 KiB or so, 1.2 MiB at most.
 const KEPT_PIECES: usize = 64;
 /// Lists of the chunks of segments in memory: of 9 KiB.
@@ -89,7 +96,15 @@ impl Disk {
                 return Ok(None);
             };
             let chunks = piece_chunks(self.manifest.disk_bytes, number);
-            let piece = pieces::load(&self.repository, &at, chunks).await?;
+            let piece = pieces::load(&self.repository, &at, chunks).await;
+            let piece = piece.map_err(|error| {
+                let key = names::part(names::MAPS, at.push, at.part);
+                match error.kind() {
+                    ErrorKind::NotFound => self.lost(&key, "it is missing", PUSH_AGAIN),
+                    ErrorKind::Corrupt => self.lost(&key, error.message(), PUSH_AGAIN),
+                    _ => self.failed(&key, &error),
+                }
+            })?;
             Ok(Some(Arc::new(piece)))
         };
         self.pieces.get(number, load).await
@@ -126,24 +141,68 @@ impl Disk {
             let footer = &segment.footer;
             let objects = self.repository.objects();
             let bytes = objects.get_range(key, footer.index_range()).await?;
-            let index = match *blake3::hash(&bytes).as_bytes() == footer.index_hash {
-                true => SegmentIndex::decode(&bytes, footer.chunks),
+            match *blake3::hash(&bytes).as_bytes() == footer.index_hash {
+                true => SegmentIndex::decode(&bytes, footer.chunks).map(Arc::new),
                 false => Err(damaged("a segment that is not what was written")),
-            };
-            index
-                .map(Arc::new)
-                .map_err(|error| self.repository.at(error, key))
+            }
         };
         self.indexes.get((segment.push, segment.number), load).await
     }
 
-    /// Reads chunks of a segment.
+    /// Reads chunks of a segment; an error names it.
     async fn fetch(&self, segment: &SegmentRef, chunks: Range<u32>) -> Result<Vec<Vec<u8>>> {
         let key = names::part(names::SEGMENTS, segment.push, segment.number);
-        let index = self.index(segment, &key).await?;
+        match self.fetch_from(segment, &key, chunks).await {
+            Ok(fetched) => Ok(fetched),
+            Err(error) => Err(self.about(segment, &key, &error).await),
+        }
+    }
+
+    /// What is wrong with a segment that could not be read.
+    async fn about(&self, segment: &SegmentRef, key: &str, error: &Error) -> Error {
+        if error.kind() == ErrorKind::Corrupt {
+            return self.lost(key, error.message(), VERIFY_AND_PUSH_AGAIN);
+        }
+        // Stores do not say of one that is too short what they say of one that is missing.
+        let folder = names::parts(names::SEGMENTS, segment.push);
+        let Ok(listed) = self.repository.objects().list(&folder).await else {
+            return self.failed(key, error);
+        };
+        let wanted = segment.footer.segment_bytes();
+        match listed.iter().find(|object| object.key == key) {
+            None => self.lost(key, "it is missing", PUSH_AGAIN),
+            Some(found) if found.len_bytes != wanted => {
+                let len = found.len_bytes;
+                let why = format!("it has {len} bytes, not {wanted}");
+                self.lost(key, &why, PUSH_AGAIN)
+            }
+            Some(_) => self.failed(key, error),
+        }
+    }
+
+    /// What a disk leads to is not there any more.
+    fn lost(&self, key: &str, why: &str, advice: &str) -> Error {
+        let message = format!("{key}: {why}; {advice}");
+        Error::new(ErrorKind::Corrupt, READ_DISK, message).target(&self.name)
+    }
+
+    /// What a disk leads to cannot be read now.
+    fn failed(&self, key: &str, error: &Error) -> Error {
+        let message = format!("{key}: {}", error.message());
+        let failed = Error::new(error.kind(), READ_DISK, message).target(&self.name);
+        failed.with_errno(error.errno())
+    }
+
+    async fn fetch_from(
+        &self,
+        segment: &SegmentRef,
+        key: &str,
+        chunks: Range<u32>,
+    ) -> Result<Vec<Vec<u8>>> {
+        let index = self.index(segment, key).await?;
         let range = index.range(chunks.clone());
         let range = range.ok_or_else(|| damaged("a map leads beyond a segment"))?;
-        let stored = self.repository.objects().get_range(&key, range).await?;
+        let stored = self.repository.objects().get_range(key, range).await?;
         let listed = index.chunks()[chunks.start as usize..chunks.end as usize].to_vec();
         let decompressed = lane::compute(move || {
             let mut rest = &stored[..];
@@ -156,9 +215,7 @@ impl Disk {
             });
             chunks.collect::<Result<Vec<_>>>()
         });
-        decompressed
-            .await
-            .map_err(|error| self.repository.at(error, &key))
+        decompressed.await
     }
 
     /// One chunk, kept for whoever wants another part of it.

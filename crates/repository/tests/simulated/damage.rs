@@ -1,6 +1,10 @@
 //! Objects that are gone, cut off or changed: pushing the disk again makes it whole.
 
-use vellum_repository::{CHUNK_BYTES, DiskName, Pushed, Since, TagName, Verified, verify};
+use vellum_io::{Buffer, Buffers, ErrorKind};
+use vellum_repository::{
+    CHUNK_BYTES, DiskName, Pushed, READ_DISK, RepositoryStorage, Since, TagName, Verified, verify,
+};
+use vellum_storage::Storage;
 
 use crate::races::{DAY, Running, Shared, check, collecting, pushing, pushing_with, removing};
 
@@ -89,6 +93,33 @@ fn what_a_damaged_segment_held_is_sent_again() {
             assert_eq!(pushed.manifest.cost.new_bytes, 0);
             check_without(&store, "one");
         }
+    }
+}
+
+#[test]
+fn whoever_reads_a_damaged_disk_is_told_what_is_damaged() {
+    for (key, what, expected) in [
+        (segment(1, 0), Damage::Gone, "it is missing"),
+        (segment(1, 0), Damage::Short, " bytes, not "),
+        (segment(1, 0), Damage::Changed, "a chunk"),
+        ("maps/".to_owned(), Damage::Gone, "it is missing"),
+        ("maps/".to_owned(), Damage::Changed, "not what was written"),
+    ] {
+        let store = Shared::default();
+        pushing(&store, 1, "one", 0, 10).finish().unwrap();
+        damage(&store, &key, what);
+        let reading = Running::new(&store, 1005, |repository| async move {
+            let disk = DiskName::parse("one")?;
+            let disk = RepositoryStorage::open(&repository, &disk).await?;
+            let buffers = Buffers::from_iter([Buffer::for_read(10 << 16)]);
+            disk.read(0, buffers).await.map(drop)
+        });
+        let error = reading.finish().unwrap_err();
+        assert_eq!(error.operation(), READ_DISK);
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        let told = error.message();
+        let named = told.starts_with(&key) && told.contains(expected);
+        assert!(named && told.contains("push the disk again"), "{told}");
     }
 }
 

@@ -335,6 +335,22 @@ fn the_users_own_bitmap_tells_what_has_changed() {
     }
 }
 
+/// Pushes the disk to another tag, with all of its chunks.
+fn push_again(ours: &Ours<'_>) {
+    let pushed = ours.json(&["push", "--full", "small", "r:again"]);
+    assert_eq!(pushed["new"], 1 << 20);
+    ours.good(&[
+        "compare",
+        "-f",
+        "raw",
+        "-F",
+        "raw",
+        "repository:r:again",
+        "small",
+    ]);
+    ours.good(&["repo", "remove", "r:again"]);
+}
+
 #[test]
 fn damage_is_named_and_nothing_of_it_is_given_out() {
     let place = Place::with_disk();
@@ -361,27 +377,25 @@ fn damage_is_named_and_nothing_of_it_is_given_out() {
             fs::write(&file, &bad).expect("an object");
             let said = ours.run(&["repo", "verify", "--read-data", "r"]);
             assert_eq!(said.code, Some(2), "{file:?} {at}: {}", said.err);
-            if file.components().any(|part| part.as_os_str() == "indexes") {
+            let is_below = |folder: &str| file.components().any(|part| part.as_os_str() == folder);
+            if is_below("indexes") {
                 // It only costs that chunks are sent again.
-                let pushed = ours.json(&["push", "small", "r:again"]);
-                assert_eq!(pushed["new"], 1 << 20);
-                ours.good(&[
-                    "compare",
-                    "-f",
-                    "raw",
-                    "-F",
-                    "raw",
-                    "repository:r:again",
-                    "small",
-                ]);
-                ours.good(&["repo", "remove", "r:again"]);
+                push_again(&ours);
                 continue;
             }
             let said = ours.run(&["pull", "r:vm", "back.qcow2"]);
             assert_eq!(said.code, Some(1), "{file:?} {at}");
             assert!(!place.path("back.qcow2").exists());
+            if is_below("segments") {
+                assert!(said.err.contains("push the disk again"), "{}", said.err);
+                assert!(said.err.contains(": segments/"), "{}", said.err);
+                push_again(&ours);
+            }
         }
         fs::remove_file(&file).expect("an object");
+        if file.components().any(|part| part.as_os_str() == "segments") {
+            push_again(&ours);
+        }
         let is_list = file.components().any(|part| part.as_os_str() == "indexes");
         let pulled = ours.run(&["pull", "r:vm", "back.qcow2"]).code;
         assert_eq!(pulled == Some(0), is_list);
