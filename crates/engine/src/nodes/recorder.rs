@@ -123,7 +123,9 @@ impl<T: 'static, N: FnOnce() + 'static> Future for Unrecorded<T, N> {
     type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
-        let (change, _) = self.running.as_mut().expect("polled until it is ready");
+        let Some((change, _)) = &mut self.running else {
+            return Poll::Pending;
+        };
         let changed = ready!(Pin::new(change).poll(context));
         if let Some((_, note)) = self.running.take() {
             note();
