@@ -96,8 +96,8 @@ pub(crate) async fn open(
         None => (file, None),
     };
     let opened = open_in(file, checksums, gate, header, options).await;
-    if let (Err(_), Some(attached)) = (&opened, attached) {
-        attached.undo().await;
+    if let (Err(error), Some(attached)) = (&opened, attached) {
+        attached.undo(error).await;
     }
     opened
 }

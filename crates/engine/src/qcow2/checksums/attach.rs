@@ -84,7 +84,7 @@ pub(in crate::qcow2) async fn open(
     match begun {
         Ok(read) => *header = read,
         Err(error) => {
-            attached.undo().await;
+            attached.undo(&error).await;
             return Err(error);
         }
     }
@@ -110,14 +110,21 @@ impl Attached {
         load::header(&file, Purpose::Use).await
     }
 
-    /// The image could not be opened: checksums that were there are left as by a close, and of those
-    /// that were made nothing is left. Neither file is closed.
-    pub(in crate::qcow2) async fn undo(self) {
-        // Whoever opens the image is told why that cannot be. What fails here is left as by a crash.
+    /// The image could not be opened, for a reason: checksums that were there are left as by a close,
+    /// and of those that were made nothing is left. Neither file is closed.
+    pub(in crate::qcow2) async fn undo(self, reason: &Error) {
+        let checksums = &self.checksums;
+        // Whoever opens the image is told the reason. What fails here is left as by a crash.
         drop(match &self.made {
-            None if self.checksums.writes => self.checksums.end_use().await,
+            None if checksums.writes => checksums.end_use().await,
             None => Ok(()),
-            Some(made) => unmake(&self.checksums.file, &self.checksums.sums, made).await,
+            Some(made) => {
+                // Nobody settles anything from now on.
+                let settling = checksums.settling.lock().await;
+                drop(checksums.failed.set(reason.clone()));
+                drop(settling);
+                unmake(&checksums.file, &checksums.sums, made).await
+            }
         });
     }
 }
