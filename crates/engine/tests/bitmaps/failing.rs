@@ -59,3 +59,39 @@ async fn second_write(operation: Operation, pass: usize, errno: i32) -> bool {
     image.close().await.expect("closed");
     second && !first
 }
+
+/// Changes of bitmaps that lie in new places, on a disk that is full when one of them is written.
+#[test]
+fn bitmaps_that_cannot_be_stored_leak_nothing() {
+    let mut failed = 0;
+    for pass in 0..12 {
+        for grows in [true, false] {
+            failed += u32::from(lane::block_on(store_on_full_disk(pass, grows)));
+        }
+    }
+    assert!(failed > 5, "only {failed} changes failed");
+}
+
+/// Whether the change of bitmaps fails that is no longer than so many writes.
+async fn store_on_full_disk(pass: usize, grows: bool) -> bool {
+    const ENOSPC: i32 = 28;
+    let file = new_image(MIB, 512).await;
+    let faults = FaultStorage::new(file.clone());
+    let image = open_image(faults.clone()).await;
+    for name in ["one", "two"] {
+        let added = image.bitmaps().add(name, every(512)).await;
+        added.expect("added");
+    }
+    write(&image, 64 * KIB, 8192).await;
+    image.flush().await.expect("flushed");
+    let writes = Matching::operation(Operation::Write);
+    faults.fail(writes, pass, Times::Always, ENOSPC);
+    let changed = match grows {
+        true => image.truncate(2 * MIB).await,
+        false => image.bitmaps().disable("two").await,
+    };
+    faults.heal();
+    let closed = image.close().await;
+    expect_sound(file, closed.is_err()).await;
+    changed.is_err()
+}

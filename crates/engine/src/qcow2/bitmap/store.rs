@@ -140,8 +140,16 @@ impl Image {
     }
 
     /// Writes bits and their table to new places. Neither is durable, and nothing points
-    /// at them, before the directory is replaced.
+    /// at them, before the directory is replaced. If this fails all of `new` is given back.
     pub(super) async fn store_bits(&self, dirty: &Dirty, new: &mut NewClusters) -> Result<Table> {
+        let stored = self.write_bits(dirty, new).await;
+        if stored.is_err() {
+            self.give_back_new(std::mem::take(new)).await;
+        }
+        stored
+    }
+
+    async fn write_bits(&self, dirty: &Dirty, new: &mut NewClusters) -> Result<Table> {
         let geometry = &self.geometry;
         let cluster_bytes = geometry.cluster_size_bytes();
         let entries = BitmapDirectoryEntry::table_entries_for(
