@@ -60,6 +60,7 @@ impl Wanted {
         let (storage, name, opened) = opened.map_err(|error: Error| {
             error.context("open", format!("Could not open the checksums '{path}'"))
         })?;
+        let opened = opened.only_while_empty();
         Ok((Some(ChecksumOptions::Keep { storage, name }), Some(opened)))
     }
 }
@@ -92,6 +93,28 @@ pub(crate) async fn own_beside(path: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sums_that_an_image_may_need_stay() {
+        vellum_io::lane::block_on(async {
+            let folder = tempfile::tempdir().unwrap();
+            let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+            fs::write(path("disk"), b"").unwrap();
+            let options = FileOptions::default().locks(Locks::Unlocked);
+            let image: Arc<dyn Storage> = FileStorage::open(path("disk"), &options).unwrap();
+            let flags = OpenFlags {
+                writable: true,
+                ..OpenFlags::default()
+            };
+            for (content, stays) in [("", false), ("sums", true)] {
+                let wanted = Wanted::Keep(Place::Beside);
+                let (_, opened) = wanted.open(&image, false, &flags).await.unwrap();
+                fs::write(path("disk.vsums"), content).unwrap();
+                drop(opened);
+                assert_eq!(Path::new(&path("disk.vsums")).exists(), stays);
+            }
+        });
+    }
 
     #[test]
     fn options_say_where_the_checksums_lie() {

@@ -94,9 +94,16 @@ pub(crate) fn take(options: &mut Options) -> Result<Option<Journal>> {
 #[derive(Debug)]
 pub(crate) struct OpenedFile {
     made: Option<PathBuf>,
+    only_while_empty: bool,
 }
 
 impl OpenedFile {
+    /// Removed only while nothing is in it: else an image may need it.
+    pub(crate) fn only_while_empty(mut self) -> Self {
+        self.only_while_empty = true;
+        self
+    }
+
     /// It is in use, and stays.
     pub(crate) fn keep(mut self) {
         self.made = None;
@@ -105,8 +112,12 @@ impl OpenedFile {
 
 impl Drop for OpenedFile {
     fn drop(&mut self) {
-        if let Some(path) = &self.made {
-            // Nothing was ever in it; an empty file that stays does no harm.
+        let Some(path) = &self.made else {
+            return;
+        };
+        let is_empty = || fs::metadata(path).is_ok_and(|found| found.len() == 0);
+        if !self.only_while_empty || is_empty() {
+            // No image needs what is in it; a file that stays does no harm.
             let _ = fs::remove_file(path);
         }
     }
@@ -167,6 +178,7 @@ pub(crate) async fn open_or_make(
     let made = make(Path::new(path))?;
     let opened = OpenedFile {
         made: made.then(|| PathBuf::from(path)),
+        only_while_empty: false,
     };
     let storage = open_file(path, flags).await?;
     let name = name_for(image.name(), Path::new(path))?;
