@@ -24,6 +24,35 @@ pub struct Note {
     file: RefCell<File>,
 }
 
+/// Takes the journal of a copy (`convert --journal`), new and empty if there is none.
+///
+/// # Errors
+/// If somebody else has it: the copy runs.
+pub fn claim_journal(target: &str) -> Result<Note, Failure> {
+    let path = journal_path(target);
+    match Note::claim(path.clone().into())? {
+        Some(note) => Ok(note),
+        None => fail(format!(
+            "'{target}' is being made: somebody else is using '{path}'"
+        )),
+    }
+}
+
+/// Forgets the copy, if there was one, whose target is made anew.
+///
+/// # Errors
+/// As [`claim_journal`].
+pub fn forget_journal(target: &str) -> Result<(), Failure> {
+    match Path::new(&journal_path(target)).exists() {
+        true => claim_journal(target)?.remove(),
+        false => Ok(()),
+    }
+}
+
+fn journal_path(target: &str) -> String {
+    format!("{target}.vellum-journal")
+}
+
 impl Note {
     /// Takes the file, new and empty if there is none. `None`: somebody else has it.
     pub fn claim(path: PathBuf) -> Result<Option<Note>, Failure> {

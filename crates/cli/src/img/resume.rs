@@ -38,7 +38,7 @@ use vellum_storage::{FileOptions, FileStorage};
 use super::command::{Command, Failure, Outcome, cache_mode, fail, open_failure};
 use super::convert::{copy_failure, copy_options, make_target, open_target, target_settings};
 use super::convert_args::Arguments;
-use super::note::Note;
+use super::note::{Note, claim_journal};
 use super::unfinished::Unfinished;
 use crate::progress::Progress;
 use crate::size::human;
@@ -121,18 +121,6 @@ pub async fn convert(
     journal.remove()?;
     unfinished.is_done();
     Ok(0)
-}
-
-/// Forgets the copy whose target is made anew.
-pub(super) fn forget(target: &str) -> Result<(), Failure> {
-    match Path::new(&journal_path(target)).exists() {
-        true => Journal::claim(target)?.remove(),
-        false => Ok(()),
-    }
-}
-
-fn journal_path(target: &str) -> String {
-    format!("{target}.vellum-journal")
 }
 
 fn failure(error: PieceError<Failure>, target_name: &str, total_bytes: u64) -> Failure {
@@ -272,13 +260,7 @@ struct Entry {
 impl Journal {
     /// Takes the journal of a target, new and empty if there is none.
     fn claim(target: &str) -> Result<Journal, Failure> {
-        let path = journal_path(target);
-        match Note::claim(path.clone().into())? {
-            Some(note) => Ok(Journal(note)),
-            None => fail(format!(
-                "'{target}' is being made: somebody else is using '{path}'"
-            )),
-        }
+        claim_journal(target).map(Journal)
     }
 
     /// What it says; an empty one, nothing.

@@ -282,7 +282,7 @@ fn a_bitmap_forgets_nothing_of_which_the_target_may_not_be_durable() {
         json!({"sync": "bitmap", "bitmap": "a", "bitmap-mode": "always"}),
     );
     let ended = daemon.event("BLOCK_JOB_COMPLETED");
-    assert_eq!(ended["data"]["error"], "Input/output error");
+    assert_eq!(ended["error"], "Input/output error");
     daemon.wait("j", "null");
     assert_eq!(dirty_bytes(&mut daemon), 1 << 20);
     // The target cannot be closed cleanly, of which the daemon would tell.
