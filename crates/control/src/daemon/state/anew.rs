@@ -79,11 +79,10 @@ impl SavedJob {
 }
 
 impl SavedState {
-    /// Whether a node shows what a job that is not begun anew would have to go on keeping as it was.
-    pub(super) fn shows_lost_view(&self, nodes: &Nodes, node: &str) -> bool {
+    /// Nodes of which a job that is not begun anew would have to go on keeping what they show.
+    pub(super) fn lost_views(&self) -> BTreeSet<String> {
         let views = self.jobs.iter().filter(|job| job.is_view());
-        let targets: BTreeSet<String> = views.map(|job| job.text("target").to_owned()).collect();
-        targets.contains(node) || nodes.stands_on_any(node, &targets)
+        views.map(|job| job.text("target").to_owned()).collect()
     }
 }
 

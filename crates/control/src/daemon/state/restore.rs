@@ -370,6 +370,8 @@ impl Daemon {
         keeps_lost: bool,
     ) -> Result<Vec<String>, Failure> {
         let state = self.parts.lock().await;
+        let served = saved.exports.iter().map(|export| export.node.clone());
+        let served: BTreeSet<String> = served.collect();
         let (mut lost, mut told) = (BTreeSet::new(), Vec::new());
         if keeps_lost {
             // What a configuration wants it tells itself.
@@ -420,12 +422,8 @@ impl Daemon {
                 continue;
             }
             // One that is served was written to, whatever stands on it, and so was the image below limits.
-            let served = saved.exports.iter().map(|export| export.node.clone());
-            let served: BTreeSet<String> = served.collect();
-            let is_served =
-                |name: &str| served.contains(name) || state.nodes.stands_on_any(name, &served);
             let below = below.filter(|below| !saved.is_own(PartKind::Disk, below, wanted));
-            if let Some(below) = below.filter(|below| !is_served(below)) {
+            if let Some(below) = below.filter(|below| !state.nodes.stands_on_any(below, &served)) {
                 state.nodes.stop_writing(below).await;
             }
         }
@@ -473,6 +471,7 @@ impl Daemon {
     /// For the first that cannot be made; says which.
     pub async fn restore_exports(&self, saved: &SavedState, wanted: &Parts) -> Result<(), Failure> {
         let mut state = self.parts.lock().await;
+        let lost_views = saved.lost_views();
         for export in &saved.exports {
             let id = &export.id;
             let is_there = state.exports.accounting(id).is_some();
@@ -480,7 +479,7 @@ impl Daemon {
             if is_there || is_lost || !saved.is_own(PartKind::Export, id, wanted) {
                 continue;
             }
-            if saved.shows_lost_view(&state.nodes, &export.node) {
+            if state.nodes.stands_on_any(&export.node, &lost_views) {
                 // Its job tells why it is over.
                 continue;
             }
