@@ -199,6 +199,58 @@ fn a_daemon_of_an_image_that_is_killed_costs_the_guest_nothing() {
     kill_again_and_again("qcow2", 18);
 }
 
+/// A daemon that shows an image to a guest and to NBD clients.
+fn serve_to_two(place: &Place) -> Child {
+    let words = [
+        "--blockdev",
+        "driver=qcow2,node-name=n,file.driver=file,file.filename=image",
+        "--nbd-server",
+        "addr.type=unix,addr.path=nbd",
+        "--export",
+        "type=nbd,id=others,node-name=n,writable=on",
+        "--export",
+        "type=vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=socket,writable=on",
+    ];
+    let mut command = place.command(place.path(NAME), &words);
+    command.spawn().expect("the program runs")
+}
+
+/// What the guest had written and not flushed would be written again over it.
+#[test]
+fn what_another_export_has_made_durable_outlives_a_kill_beside_a_guest() {
+    let place = Place::new();
+    let mut daemon = serve_to_two(&place);
+    let mut guest = Guest::boot(&place.path("socket"), 1, 0);
+    let durable = [
+        &["-c", "write -P 7 0 4k", "-c", "flush"][..],
+        &["-c", "write -f -P 8 4k 4k"],
+        &["-c", "write -z -f 8k 4k"],
+    ];
+    for block in 0..4 {
+        assert_eq!(guest.queues[0].write_disk(8 * block, &[5; 4096]), 0);
+    }
+    for commands in durable {
+        let url = "nbd+unix:///n?socket=nbd";
+        let words = [&["-f", "raw"][..], commands, &[url]].concat();
+        let mut command = place.command("qemu-io".into(), &words);
+        let done = command.stdout(Stdio::null()).status();
+        assert!(done.expect("qemu-io; run `cargo xtask setup`").success());
+    }
+    daemon.kill().expect("killed");
+    daemon.wait().expect("a child");
+    daemon = serve_to_two(&place);
+    guest.reconnect(&place.path("socket"));
+    for (block, byte) in [7, 8, 0, 5].into_iter().enumerate() {
+        let read = guest.queues[0].read_disk(8 * block as u64, 4096);
+        assert!(
+            read == (0, vec![byte; 4096]),
+            "block {block}: {:?}",
+            &read.1[..1]
+        );
+    }
+    end(daemon);
+}
+
 fn finish_one(queue: &mut guest::Queue, running: &mut Vec<(u16, usize)>) {
     let (head, _) = queue.wait_used();
     let at = running.iter().position(|&(other, _)| other == head);

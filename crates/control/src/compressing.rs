@@ -55,7 +55,7 @@ async fn write_padded(
 impl BlockDevice for Compressing {
     delegate!(
         inner: info, size_bytes, read, copy_up, flush, block_status, truncate, resize, clear, close,
-        backing, storage, format_device, allocated_bytes,
+        backing, storage, format_device, identity, allocated_bytes,
     );
 
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {

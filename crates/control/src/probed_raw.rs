@@ -95,7 +95,7 @@ impl BlockDevice for ProbedRaw {
     // What is not passed on and not guarded here is refused, by the trait's defaults.
     delegate!(
         inner: info, size_bytes, read, flush, block_status, close, backing, storage,
-        allocated_bytes,
+        identity, allocated_bytes,
     );
 
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {

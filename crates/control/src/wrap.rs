@@ -22,7 +22,7 @@ impl WriteThrough {
 impl BlockDevice for WriteThrough {
     delegate!(
         inner: info, size_bytes, read, read_into, copy_up, discard, flush, block_status, truncate, resize,
-        clear, close, backing, storage, format_device, allocated_bytes,
+        clear, close, backing, storage, format_device, identity, allocated_bytes,
     );
 
     fn write(&self, offset_bytes: u64, buffer: Buffer, _flags: RequestFlags) -> Io<Buffer> {

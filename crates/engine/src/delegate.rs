@@ -168,6 +168,11 @@ macro_rules! delegate {
             self.$($place)+.format_device()
         }
     };
+    (@ identity [$($place:tt)+]) => {
+        fn identity(&self) -> Option<$crate::DiskIdentity> {
+            self.$($place)+.identity()
+        }
+    };
     (@ allocated_bytes [$($place:tt)+]) => {
         fn allocated_bytes(&self) -> $crate::Result<Option<u64>> {
             self.$($place)+.allocated_bytes()

@@ -35,7 +35,7 @@ impl ZeroDetector {
 impl BlockDevice for ZeroDetector {
     delegate!(
         inner: info, size_bytes, read, copy_up, discard, flush, block_status, truncate, resize, clear,
-        close, backing, storage, format_device, allocated_bytes,
+        close, backing, storage, format_device, identity, allocated_bytes,
     );
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
         if buffer.is_empty() || !buffer.is_zero() {

@@ -415,11 +415,29 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Which disk this is, through all that stands around it. Of two devices with other identities, a
+    /// flush of one makes nothing durable of the other. `None`, the default: that is not
+    /// known, and it may be any disk, or several.
+    fn identity(&self) -> Option<DiskIdentity> {
+        None
+    }
+
     /// Bytes of storage that the image takes now, where known.
     ///
     /// # Errors
     /// As [`Storage::allocated_bytes`].
     fn allocated_bytes(&self) -> Result<Option<u64>> {
         Ok(None)
+    }
+}
+
+/// Tells the disks of a program apart, as long as they are open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DiskIdentity(usize);
+
+impl DiskIdentity {
+    /// That of the device that holds the bytes itself, in the place where it stays.
+    pub fn of<T>(device: &T) -> DiskIdentity {
+        DiskIdentity(std::ptr::from_ref(device).addr())
     }
 }

@@ -191,7 +191,8 @@ pub mod qcow2;
 pub mod raw;
 
 pub use device::{
-    BlockDevice, DeviceInfo, Extent, ExtentKind, HostLocation, RequestFlags, ZeroRequest,
+    BlockDevice, DeviceInfo, DiskIdentity, Extent, ExtentKind, HostLocation, RequestFlags,
+    ZeroRequest,
 };
 pub use preallocation::Preallocation;
 pub use raw::{Raw, RawOptions};

@@ -15,8 +15,8 @@ use vellum_storage::{BlockStatus, Event, EventListener, WriteFlags, ZeroFlags};
 use crate::Preallocation;
 use crate::qcow2::create::write::space;
 use crate::{
-    BlockDevice, Buffer, Buffers, DeviceInfo, Error, ErrorKind, Extent, ExtentKind, HostLocation,
-    Io, RequestFlags, Result, Storage, ZeroRequest,
+    BlockDevice, Buffer, Buffers, DeviceInfo, DiskIdentity, Error, ErrorKind, Extent, ExtentKind,
+    HostLocation, Io, RequestFlags, Result, Storage, ZeroRequest,
 };
 
 /// Guest sizes are whole sectors; a file that ends inside one is padded with zeroes.
@@ -294,6 +294,10 @@ impl BlockDevice for Raw {
         let to_bytes = self.offset_bytes + offset_bytes;
         self.storage
             .clone_range(&*source, from_bytes, to_bytes, len_bytes)
+    }
+
+    fn identity(&self) -> Option<DiskIdentity> {
+        Some(DiskIdentity::of(self))
     }
 
     fn bytes_in(&self) -> Option<(Arc<dyn Storage>, u64)> {

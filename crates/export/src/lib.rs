@@ -13,6 +13,7 @@ pub mod fuse;
 pub mod nbd;
 mod room;
 mod slice;
+pub mod unflushed_logs;
 pub mod vhost_user_blk;
 
 pub use room::{RoomNotice, WhenFull};

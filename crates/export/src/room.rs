@@ -294,7 +294,7 @@ impl PatientDevice {
 impl BlockDevice for PatientDevice {
     delegate!(
         device: info, size_bytes, read, read_into, block_status, truncate, resize, clear, close,
-        backing, storage, format_device, allocated_bytes,
+        backing, storage, format_device, identity, allocated_bytes,
     );
 
     fn stands_for(&self) -> Option<Arc<dyn BlockDevice>> {

@@ -37,7 +37,7 @@ struct BorrowedDevice(Arc<dyn BlockDevice>);
 impl BlockDevice for BorrowedDevice {
     vellum::delegate!(
         0: info, size_bytes, read, read_into, write, write_from, write_zeroes, copy_up, discard, flush, block_status,
-        truncate, resize, clear, backing, storage, format_device, allocated_bytes,
+        truncate, resize, clear, backing, storage, format_device, identity, allocated_bytes,
         write_compressed,
     );
 

@@ -13,8 +13,8 @@ use super::change_keys;
 use super::read_header;
 use super::unlock;
 use crate::{
-    BlockDevice, Buffer, DeviceInfo, Error, ErrorKind, Extent, Io, Raw, RawOptions, RequestFlags,
-    Result, Storage, ZeroRequest, delegate,
+    BlockDevice, Buffer, DeviceInfo, DiskIdentity, Error, ErrorKind, Extent, Io, Raw, RawOptions,
+    RequestFlags, Result, Storage, ZeroRequest, delegate,
 };
 
 vellum_io::with_setters! {
@@ -187,6 +187,10 @@ impl BlockDevice for LuksDevice {
 
     fn format_device(&self) -> Option<&dyn Any> {
         Some(self)
+    }
+
+    fn identity(&self) -> Option<DiskIdentity> {
+        Some(DiskIdentity::of(self))
     }
 
     fn allocated_bytes(&self) -> Result<Option<u64>> {

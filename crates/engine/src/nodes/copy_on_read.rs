@@ -199,7 +199,7 @@ impl Core {
 impl BlockDevice for CopyOnRead {
     delegate!(
         core.device: info, size_bytes, flush, block_status, truncate, resize, clear, close,
-        backing, storage, format_device, allocated_bytes,
+        backing, storage, format_device, identity, allocated_bytes,
     );
 
     fn read(&self, offset_bytes: u64, buffer: Buffer) -> Io<Buffer> {

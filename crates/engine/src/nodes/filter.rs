@@ -29,6 +29,8 @@ impl BlockDevice for Filter {
         close, storage, allocated_bytes,
     );
 
+    delegate!(below: identity);
+
     /// Past the filter: no byte that passes it changes, and what is copied is read through it afterwards.
     fn copy_up(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
         self.below.copy_up(offset_bytes, len_bytes)

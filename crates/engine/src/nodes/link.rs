@@ -34,7 +34,8 @@ use vellum_storage::mutants::{self, Mutant};
 use self::shortcut::{PastLinks, Stretch};
 use crate::Preallocation;
 use crate::{
-    BlockDevice, Buffer, DeviceInfo, Extent, Io, Raw, RawOptions, RequestFlags, Result, ZeroRequest,
+    BlockDevice, Buffer, DeviceInfo, DiskIdentity, Extent, Io, Raw, RawOptions, RequestFlags,
+    Result, ZeroRequest,
 };
 
 /// A device that stands for another one, which can be exchanged.
@@ -359,6 +360,10 @@ impl BlockDevice for Link {
     /// The link: what it leads to can be read past it only with a shortcut.
     fn transparent_device(&self) -> Option<&dyn Any> {
         Some(self)
+    }
+
+    fn identity(&self) -> Option<DiskIdentity> {
+        self.target().identity()
     }
 
     fn allocated_bytes(&self) -> Result<Option<u64>> {

@@ -191,7 +191,7 @@ impl RecordedDevice {
 impl BlockDevice for RecordedDevice {
     delegate!(
         device: info, size_bytes, read, read_into, copy_up, flush, block_status, close, backing, storage,
-        format_device, allocated_bytes,
+        format_device, identity, allocated_bytes,
     );
 
     fn stands_for(&self) -> Option<Arc<dyn BlockDevice>> {

@@ -19,7 +19,7 @@ use crate::qcow2::read::chain::Located;
 use crate::qcow2::read::data::{read, read_into};
 use crate::qcow2::read::status::block_status;
 use crate::qcow2::write_log::log::WriteLogUsage;
-use crate::{BlockDevice, DeviceInfo, Extent, RequestFlags, ZeroRequest};
+use crate::{BlockDevice, DeviceInfo, DiskIdentity, Extent, RequestFlags, ZeroRequest};
 
 /// Memory of the metadata caches, bookkeeping included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -403,6 +403,10 @@ impl BlockDevice for Qcow2 {
 
     fn clear(&self) -> Io<()> {
         self.change(move |image| async move { image.clear().await })
+    }
+
+    fn identity(&self) -> Option<DiskIdentity> {
+        Some(DiskIdentity::of(&*self.image))
     }
 
     fn backing(&self) -> Option<Arc<dyn BlockDevice>> {

@@ -4,19 +4,61 @@
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use vellum::BlockDevice;
+use parking_lot::Mutex;
+use vellum::{BlockDevice, DiskIdentity, Io, Result};
 
 use super::config::Geometry;
 use super::request::ID_BYTES;
+use super::unflushed::Unflushed;
 use crate::accounting::Accounting;
 use crate::room::WhenFull;
+use crate::unflushed_logs::UnflushedLog;
 
 /// Receives a line for each client or guest that breaks the protocol.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// What the client keeps for the next server, if there is a client that does.
+#[derive(Debug)]
+pub(super) struct Kept {
+    /// Without what the disk does for the logs of others.
+    device: Arc<dyn BlockDevice>,
+    unflushed: Mutex<Option<Arc<Unflushed>>>,
+}
+
+impl Kept {
+    pub(super) fn set(&self, unflushed: Option<Arc<Unflushed>>) {
+        *self.unflushed.lock() = unflushed;
+    }
+
+    /// Makes durable what was acknowledged, so that nobody has to write it again.
+    ///
+    /// # Errors
+    /// As [`BlockDevice::flush`].
+    pub(super) async fn flush(&self) -> Result<()> {
+        let unflushed = self.unflushed.lock().clone();
+        if let Some(unflushed) = unflushed
+            && let Some(covered) = unflushed.begin_needed_flush()
+        {
+            self.device.flush().await?;
+            unflushed.end_flush(covered);
+        }
+        Ok(())
+    }
+}
+
+impl UnflushedLog for Kept {
+    fn disk(&self) -> Option<DiskIdentity> {
+        self.device.identity()
+    }
+
+    fn flush(self: Arc<Self>) -> Io<()> {
+        Io::start(async move { Kept::flush(&self).await })
+    }
+}
 
 /// The device of an export.
 pub(super) struct Disk {
@@ -30,6 +72,7 @@ pub(super) struct Disk {
     pub(super) poll_limit: Duration,
     /// What is written is kept in memory of the process before it is flushed; who the server is.
     pub(super) keeps_writes: bool,
+    pub(super) kept: Arc<Kept>,
     pub(super) server: u64,
     pub(super) when_full: WhenFull,
     /// Counts what guests ask for.
@@ -65,13 +108,27 @@ impl Disk {
             read_only: options.read_only,
             write_back: true,
         };
+        // A raw device hands everything on at once.
+        let keeps_writes =
+            !options.read_only && !options.write_through && device.bytes_in().is_none();
+        let kept = Arc::new(Kept {
+            device: device.clone(),
+            unflushed: Mutex::default(),
+        });
+        let number = options.logs.new_export();
+        if keeps_writes {
+            let log: Weak<Kept> = Arc::downgrade(&kept);
+            options.logs.add(number, log);
+        }
+        let device = match options.read_only {
+            true => device,
+            false => options.logs.others_flushed_with(number, device),
+        };
         Disk {
             size_bytes: AtomicU64::new(fixed.size_bytes),
             write_back: AtomicBool::new(true),
-            // A raw device hands everything on at once.
-            keeps_writes: !options.read_only
-                && !options.write_through
-                && device.bytes_in().is_none(),
+            keeps_writes,
+            kept,
             // Never that of memory that nobody had.
             server: RandomState::new().hash_one(0) | 1,
             accounting: Arc::new(Accounting::among(&options.fair_depth)),

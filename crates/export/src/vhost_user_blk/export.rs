@@ -22,6 +22,7 @@ use crate::accounting::Accounting;
 use crate::fair_depth::FairDepth;
 use crate::nbd::{Listener, Stop};
 use crate::room::WhenFull;
+use crate::unflushed_logs::UnflushedLogs;
 
 /// Pause after a failed accept: the cause (no file descriptors) will not go at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -46,6 +47,8 @@ pub struct Options {
     pub fair_depth: FairDepth,
     /// What becomes of requests for which the device has no room.
     pub when_full: WhenFull,
+    /// The logs of the exports of this program: of others of the same disk, too.
+    pub logs: UnflushedLogs,
 }
 
 impl Default for Options {
@@ -59,6 +62,7 @@ impl Default for Options {
             poll_limit: Duration::from_micros(32),
             fair_depth: FairDepth::default(),
             when_full: WhenFull::Fail,
+            logs: UnflushedLogs::default(),
         }
     }
 }
@@ -125,7 +129,6 @@ impl Export {
             queues: options.queues,
             lanes: RefCell::new((0..options.queues).map(|_| None).collect()),
             backend: RefCell::default(),
-            unflushed: RefCell::default(),
             stop: Stop::new(),
         });
         let clients = Rc::new(Cell::new(0));

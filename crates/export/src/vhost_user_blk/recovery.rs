@@ -12,7 +12,7 @@ use super::disk::Disk;
 use super::in_flight::InFlight;
 use super::message::{InFlightArea, broken};
 use super::session::MAX_QUEUE_SIZE;
-use super::unflushed::{Change, Unflushed};
+use super::unflushed::Change;
 
 /// New memory, as a client asks for it; an export has so many `queues`.
 ///
@@ -64,7 +64,9 @@ pub(super) async fn take_over(disk: &Disk, area: &InFlightArea, file: OwnedFd) -
         }
     };
     unflushed.replay(&in_flight.logs()?, write).await?;
-    flush(disk, Some(unflushed)).await?;
+    let covered = unflushed.begin_flush();
+    disk.device.flush().await?;
+    unflushed.end_flush(covered);
     unflushed.own(disk.server);
     Ok(in_flight)
 }
@@ -80,17 +82,4 @@ fn within(size_bytes: u64, offset_bytes: u64, change: Change) -> Option<Change> 
         }
         Change::Zeroes(len_bytes, unmap) => Some(Change::Zeroes(len_bytes.min(left_bytes), unmap)),
     }
-}
-
-/// Makes durable what was acknowledged, so that nobody has to write it again.
-///
-/// # Errors
-/// As [`vellum::BlockDevice::flush`].
-pub(super) async fn flush(disk: &Disk, unflushed: Option<&Unflushed>) -> Result<()> {
-    if let Some(unflushed) = unflushed {
-        let covered = unflushed.begin_flush();
-        disk.device.flush().await?;
-        unflushed.end_flush(covered);
-    }
-    Ok(())
 }

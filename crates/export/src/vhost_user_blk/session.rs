@@ -26,9 +26,8 @@ use super::message::{
     config_changed, encode_ring_state, protocol_feature,
 };
 use super::queue::{QueueSetup, RunningQueue};
-use super::recovery::{flush, make, take_over};
+use super::recovery::{make, take_over};
 use super::ring::RingPlace;
-use super::unflushed::Unflushed;
 use crate::nbd::Stop;
 
 /// What the protocol between client and server has here.
@@ -50,8 +49,6 @@ pub(super) struct Shared {
     pub(super) lanes: RefCell<Vec<Option<LaneThread>>>,
     /// Where the client hears of what it did not ask for.
     pub(super) backend: RefCell<Option<Rc<Channel>>>,
-    /// What the client keeps for the next server.
-    pub(super) unflushed: RefCell<Option<Arc<Unflushed>>>,
     pub(super) stop: Stop,
 }
 
@@ -108,8 +105,7 @@ impl Shared {
         let is_another = self.disk.update_size();
         if self.disk.geometry().size_bytes < before_bytes {
             // What was written behind the end must not come back if the disk grows again.
-            let unflushed = self.unflushed.borrow().clone();
-            if let Err(failure) = flush(&self.disk, unflushed.as_deref()).await {
+            if let Err(failure) = self.disk.kept.flush().await {
                 self.disk.log(failure.message());
             }
         }
@@ -244,7 +240,7 @@ impl Session {
                 self.stop_all().await;
                 self.in_flight = None;
                 let taken = take_over(&self.shared.disk, &area, file).await?;
-                *self.shared.unflushed.borrow_mut() = taken.unflushed.clone();
+                self.shared.disk.kept.set(taken.unflushed.clone());
                 self.in_flight = Some(taken);
             }
             of_queue => return self.carry_out_for_queue(of_queue, descriptors).await,
@@ -472,11 +468,11 @@ impl Session {
         }
         self.stop_all().await;
         self.in_flight = None;
-        let unflushed = self.shared.unflushed.take();
-        if let Err(failure) = flush(&self.shared.disk, unflushed.as_deref()).await {
+        if let Err(failure) = self.shared.disk.kept.flush().await {
             // The next server writes it again.
             self.shared.disk.log(failure.message());
         }
+        self.shared.disk.kept.set(None);
     }
 }
 

@@ -95,6 +95,12 @@ impl Unflushed {
         self.next_number.load(Ordering::SeqCst)
     }
 
+    /// As [`Unflushed::begin_flush`]; `None` if everything is durable.
+    pub(super) fn begin_needed_flush(&self) -> Option<u64> {
+        let covered = self.begin_flush();
+        (covered > self.flushed.load(Ordering::SeqCst)).then_some(covered)
+    }
+
     /// Notes that a flush has succeeded, which covers the numbers below `covered`.
     pub(super) fn end_flush(&self, covered: u64) {
         let _growing = self.growing.lock();

@@ -27,8 +27,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use vellum::{
-    BlockDevice, Buffer, DeviceInfo, Error, ErrorKind, Extent, Io, RequestFlags, Result, Storage,
-    ZeroRequest,
+    BlockDevice, Buffer, DeviceInfo, DiskIdentity, Error, ErrorKind, Extent, Io, RequestFlags,
+    Result, Storage, ZeroRequest,
 };
 use vellum_io::changes::Changes;
 use vellum_io::range_lock::RangeLock;
@@ -302,6 +302,10 @@ impl<L: Layout> BlockDevice for MappedDevice<L> {
 
     fn storage(&self) -> Option<Arc<dyn Storage>> {
         self.0.layout.files().first().cloned()
+    }
+
+    fn identity(&self) -> Option<DiskIdentity> {
+        Some(DiskIdentity::of(&*self.0))
     }
 
     fn format_device(&self) -> Option<&dyn std::any::Any> {

@@ -348,7 +348,7 @@ async fn secure_in_time(core: &Arc<Core>, grains: Range<u64>) -> Result<()> {
 
 impl BlockDevice for CopyBeforeWrite {
     delegate!(
-        core.source: info, size_bytes, read, copy_up, flush, block_status, backing, allocated_bytes,
+        core.source: info, size_bytes, read, copy_up, flush, block_status, backing, identity, allocated_bytes,
     );
 
     fn truncate(&self, size_bytes: u64) -> Io<()> {

@@ -49,7 +49,7 @@ impl Tracker {
 impl BlockDevice for Tracker {
     delegate!(
         device: info, size_bytes, read, copy_up, flush, block_status, truncate, resize, close, backing,
-        allocated_bytes,
+        identity, allocated_bytes,
     );
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
         self.change(offset_bytes, buffer.len() as u64, move |device| {

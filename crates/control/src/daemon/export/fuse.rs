@@ -173,7 +173,7 @@ impl ResizeInTurn {
 impl BlockDevice for ResizeInTurn {
     delegate!(
         device: info, size_bytes, read, read_into, write, write_from, write_zeroes,
-        write_compressed, discard, flush, block_status, clear, close, backing, storage, format_device, allocated_bytes,
+        write_compressed, discard, flush, block_status, clear, close, backing, storage, format_device, identity, allocated_bytes,
     );
 
     fn stands_for(&self) -> Option<Arc<dyn BlockDevice>> {

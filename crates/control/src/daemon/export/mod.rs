@@ -25,6 +25,7 @@ use vellum_export::WhenFull;
 use vellum_export::accounting::Accounting;
 use vellum_export::fair_depth::FairDepth;
 use vellum_export::nbd::Exports;
+use vellum_export::unflushed_logs::UnflushedLogs;
 
 use super::server::{Server, ServerEnvironment};
 use super::state::ExportPiece;
@@ -246,6 +247,8 @@ pub(super) struct ServerExports {
     counted: CountedExports,
     /// None keeps the others waiting with a deep queue.
     neighbours: FairDepth,
+    /// What one makes durable, the log of another does not undo.
+    logs: UnflushedLogs,
 }
 
 impl ServerExports {
@@ -349,6 +352,7 @@ impl ServerExports {
             server,
             environment,
             neighbours: &self.neighbours,
+            logs: &self.logs,
         };
         match serve(wanted, device, nodes, joined, around).await {
             Ok((served, bitmaps)) => {
@@ -544,6 +548,7 @@ struct Surroundings<'a> {
     server: Option<&'a Server>,
     environment: &'a ServerEnvironment,
     neighbours: &'a FairDepth,
+    logs: &'a UnflushedLogs,
 }
 
 /// Serves a device, which stands for a node.
@@ -554,6 +559,11 @@ async fn serve(
     joined: Option<u64>,
     around: Surroundings<'_>,
 ) -> Result<(Served, Vec<BitmapUse>), Failure> {
+    let has_log = matches!(wanted.kind, Wanted::VhostUserBlk(_));
+    let device = match wanted.writable && !has_log {
+        true => around.logs.flushed_with(device),
+        false => device,
+    };
     // What waits for room is made durable apart from being written.
     let device = match wanted.writethrough && wanted.when_full == WhenFull::Fail {
         true => WriteThrough::new(device),
@@ -585,6 +595,7 @@ async fn serve(
             disk.options.write_through = wanted.writethrough;
             disk.options.when_full = wanted.when_full;
             disk.options.fair_depth = around.neighbours.clone();
+            disk.options.logs = around.logs.clone();
             let export = disk.serve(device, &wanted.id, around.environment);
             Ok((Served::VhostUserBlk(export?), Vec::new()))
         }
