@@ -12,6 +12,7 @@ pub mod fair_depth;
 pub mod fuse;
 pub mod nbd;
 mod room;
+pub mod size_turns;
 mod slice;
 pub mod unflushed_logs;
 pub mod vhost_user_blk;

@@ -15,6 +15,8 @@ use vellum_io::shared_memory::SharedBuffer;
 use vellum_io::{Buffer, Error, ErrorKind, Io, lane};
 
 use crate::accounting::Accounting;
+use crate::nbd::Stop;
+use crate::size_turns::SizeTurns;
 
 use super::proto::{
     self, Allocate, Attributes, Body, Operation, Seek, SetAttributes, Time, Transfer, set,
@@ -56,8 +58,9 @@ pub(super) struct File {
     kept: Mutex<Kept>,
     /// It was changed since somebody asked when.
     touched: AtomicBool,
-    /// Held by whoever changes the size.
-    size_turn: async_lock::Mutex<()>,
+    size_turns: SizeTurns,
+    /// Nobody waits for answers any more.
+    stop: Stop,
 }
 
 /// What no disk has.
@@ -89,6 +92,8 @@ impl File {
         device: Arc<dyn BlockDevice>,
         accounting: Arc<Accounting>,
         rights: Rights,
+        size_turns: SizeTurns,
+        stop: Stop,
     ) -> File {
         let write = if rights.writable { libc::S_IWUSR } else { 0 };
         let now = now();
@@ -104,7 +109,8 @@ impl File {
                 gid: rustix::process::getgid().as_raw(),
             }),
             touched: AtomicBool::new(false),
-            size_turn: async_lock::Mutex::new(()),
+            size_turns,
+            stop,
         }
     }
 
@@ -178,7 +184,7 @@ impl File {
     async fn set_attributes(&self, wanted: SetAttributes) -> Result<(), Errno> {
         self.check_attributes(&wanted)?;
         if wanted.valid & set::SIZE != 0 {
-            let _turn = self.size_turn.lock().await;
+            let _turn = self.size_turns.take(&*self.device).await;
             let truncate = self.device.truncate(wanted.size_bytes);
             truncate.await.map_err(|error| errno(&error))?;
             self.touched.store(true, Ordering::Relaxed);
@@ -347,7 +353,7 @@ impl File {
 
     /// Makes the file `end` long unless it is longer, with space for what lies behind `from`.
     async fn grow(&self, from: u64, end: u64, ahead: Preallocation) -> Result<(), Errno> {
-        let _turn = self.size_turn.lock().await;
+        let _turn = self.size_turns.take(&*self.device).await;
         let grown = async {
             if from > self.device.size_bytes() && from < end {
                 resize(&*self.device, from, Preallocation::Off).await?;
@@ -421,7 +427,7 @@ impl File {
                 return Err(libc::EOPNOTSUPP);
             }
             at += extent.len_bytes.clamp(1, end - at);
-            take_turns(&mut extents).await;
+            self.take_turns(&mut extents).await?;
         }
         Ok(())
     }
@@ -435,9 +441,27 @@ impl File {
             let zero = self.device.write_zeroes(at, len_bytes, zeroes);
             zero.await.map_err(|error| errno(&error))?;
             at += len_bytes;
-            lane::yield_now().await;
+            self.go_on().await?;
         }
         Ok(())
+    }
+
+    /// Lets others on the lane have their turn now and then.
+    async fn take_turns(&self, extents: &mut u32) -> Result<(), Errno> {
+        *extents += 1;
+        match extents.is_multiple_of(EXTENTS_A_TURN) {
+            true => self.go_on().await,
+            false => Ok(()),
+        }
+    }
+
+    /// Lets others have their turn; fails if the export ends meanwhile.
+    async fn go_on(&self) -> Result<(), Errno> {
+        lane::yield_now().await;
+        match self.stop.is_requested() {
+            true => Err(libc::EIO),
+            false => Ok(()),
+        }
     }
 
     /// `lseek(2)`, for data and holes: what reads as zeroes without being read is a hole.
@@ -460,7 +484,7 @@ impl File {
                 return Ok(at);
             }
             at += extent.len_bytes.clamp(1, end - at);
-            take_turns(&mut extents).await;
+            self.take_turns(&mut extents).await?;
         }
         match wants_hole {
             true => Ok(end),
@@ -488,17 +512,73 @@ fn allocated_bytes(device: &Arc<dyn BlockDevice>) -> Option<u64> {
     known.or_else(|| device.storage()?.allocated_bytes().ok().flatten())
 }
 
-/// Lets others on the lane have their turn now and then.
-async fn take_turns(extents: &mut u32) {
-    *extents += 1;
-    if extents.is_multiple_of(EXTENTS_A_TURN) {
-        lane::yield_now().await;
-    }
-}
-
 /// Where a range ends; files end below 2^63.
 fn end_of(offset_bytes: u64, len_bytes: u64) -> Result<u64, Errno> {
     let end = offset_bytes.checked_add(len_bytes);
     end.filter(|end| i64::try_from(*end).is_ok())
         .ok_or(libc::EFBIG)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::future::join;
+    use vellum::{Raw, RawOptions, delegate};
+    use vellum_io::lane::block_on;
+    use vellum_storage::MemStorage;
+
+    use super::*;
+
+    /// A device on which others have their turn before a size is set.
+    #[derive(Debug)]
+    struct SlowlyResized(Arc<Raw>);
+
+    impl BlockDevice for SlowlyResized {
+        delegate!(
+            0: info, size_bytes, read, write, write_zeroes, discard, flush, block_status, truncate,
+            close, identity,
+        );
+
+        fn resize(&self, size_bytes: u64, preallocation: Preallocation) -> Io<()> {
+            let device = self.0.clone();
+            Io::start(async move {
+                lane::yield_now().await;
+                device.resize(size_bytes, preallocation).await
+            })
+        }
+    }
+
+    #[test]
+    fn two_exports_of_a_disk_that_grow_it_at_once_cut_nothing_off() {
+        let storage = Arc::new(MemStorage::with_bytes(vec![1; 512]));
+        let raw = Raw::open(storage, RawOptions::default()).expect("a device");
+        let device = Arc::new(SlowlyResized(raw));
+        let turns = SizeTurns::default();
+        let rights = Rights {
+            writable: true,
+            growable: true,
+            resizable: true,
+            allow_other: false,
+        };
+        let file = || {
+            let accounting = Arc::new(Accounting::default());
+            let turns = turns.clone();
+            File::new(device.clone(), accounting, rights, turns, Stop::new())
+        };
+        let (one, other) = (file(), file());
+        let write = async |file: &File, offset_bytes: u64| {
+            let transfer = Transfer {
+                offset_bytes,
+                len_bytes: 512,
+                open_flags: 0,
+            };
+            file.write(transfer, Buffer::copy_of(&[7; 512])).await
+        };
+        block_on(async {
+            let written = join(write(&one, 64 << 10), write(&other, 4 << 10)).await;
+            assert_eq!(written, (Ok(512), Ok(512)));
+            assert_eq!(device.size_bytes(), (64 << 10) + 512);
+            let read = device.read(64 << 10, Buffer::for_read(512)).await;
+            assert_eq!(read.expect("read")[..], [7; 512]);
+        });
+    }
 }

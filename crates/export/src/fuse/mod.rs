@@ -37,6 +37,7 @@ use crate::fair_depth::FairDepth;
 use crate::nbd::Stop;
 use crate::nbd::lanes::{LaneSlot, Lanes, end as end_lanes};
 use crate::room::WhenFull;
+use crate::size_turns::SizeTurns;
 use file::{File, Rights};
 use mount::{Kind, Mount};
 use proto::{HEADER_BYTES, Header, Init, Operation, Welcome};
@@ -93,6 +94,8 @@ vellum_io::with_setters! {
         pub fair_depth: FairDepth,
         /// What becomes of requests for which the device has no room.
         pub when_full: WhenFull,
+        /// Held by whoever changes the size of the disk, this export and others.
+        pub size_turns: SizeTurns,
     }
 }
 
@@ -109,6 +112,7 @@ impl Default for ExportOptions {
             transport: Transport::Auto,
             fair_depth: FairDepth::default(),
             when_full: WhenFull::Fail,
+            size_turns: SizeTurns::default(),
         }
     }
 }
@@ -169,7 +173,13 @@ impl Export {
             options.when_full.around(&device, room, goes_on)
         };
         let shared = Arc::new(Shared {
-            file: Arc::new(File::new(device, accounting, rights)),
+            file: Arc::new(File::new(
+                device,
+                accounting,
+                rights,
+                options.size_turns.clone(),
+                stop.clone(),
+            )),
             stop,
             running: AtomicUsize::new(0),
             ended: Event::new(),

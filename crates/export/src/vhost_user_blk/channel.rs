@@ -96,6 +96,22 @@ impl Channel {
         Ok(filled)
     }
 
+    /// Sends a short message if there is room for it now; whether there was.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(super) fn send_at_once(&self, bytes: &[u8]) -> Result<bool> {
+        loop {
+            match send_some(self.fd(), bytes, None) {
+                Ok(count) if count == bytes.len() => return Ok(true),
+                Ok(_) => return Err(broken("a socket that takes half a message")),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(errno) => return Err(failure("send", errno)),
+            }
+        }
+    }
+
     /// Sends a whole message.
     pub(super) async fn send(
         &self,

@@ -9,7 +9,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use vellum::{BlockDevice, DiskIdentity, Io, Result};
+use vellum::{BlockDevice, DiskIdentity, Io, Result, Storage};
+use vellum_storage::AsFile;
 
 use super::config::Geometry;
 use super::request::ID_BYTES;
@@ -108,9 +109,10 @@ impl Disk {
             read_only: options.read_only,
             write_back: true,
         };
-        // A raw device hands everything on at once.
+        // What goes to a file as it is the kernel has at once.
+        let is_file = |(storage, _): (Arc<dyn Storage>, u64)| storage.as_file().is_some();
         let keeps_writes =
-            !options.read_only && !options.write_through && device.bytes_in().is_none();
+            !options.read_only && !options.write_through && !device.bytes_in().is_some_and(is_file);
         let kept = Arc::new(Kept {
             device: device.clone(),
             unflushed: Mutex::default(),

@@ -153,7 +153,7 @@ impl Export {
     /// Takes the size of the device in, and tells the client if it is another one.
     pub async fn update_size(&self) {
         if self.shared.update_size().await {
-            self.shared.tell_of_config().await;
+            self.shared.tell_of_config();
         }
     }
 

@@ -37,6 +37,8 @@ use crate::nbd::Stop;
 
 /// Bytes that the requests of a queue may move at a time, and may have copies of; more wait in the ring.
 const MAX_COPIED_BYTES: usize = 64 << 20;
+/// So many requests are begun before others on the lane have their turn.
+const REQUESTS_A_TURN: usize = 256;
 /// The first time that a queue looks for requests before it sleeps.
 const FIRST_POLL: Duration = Duration::from_micros(4);
 
@@ -140,6 +142,7 @@ pub(super) struct Queue {
     notes: RefCell<Option<QueueInFlight>>,
     pub(super) log: Option<(RefCell<Log>, Arc<Unflushed>)>,
     control: Arc<QueueControl>,
+    waited_for: WaitedFor,
     pub(super) in_flight: StreamDepth,
     copied_bytes: Cell<usize>,
     /// Something was used that the guest was not told of.
@@ -150,6 +153,22 @@ pub(super) struct Queue {
     sleeper: RefCell<Option<Waker>>,
     indirect: bool,
     pub(super) guest_flushes: bool,
+}
+
+/// Tells whether anybody waits for requests.
+#[derive(Debug, Clone)]
+struct WaitedFor {
+    control: Arc<QueueControl>,
+    peer: Peer,
+    ending: Stop,
+}
+
+impl WaitedFor {
+    /// A session that waits for the queue to stop does not hear that its client is gone, so whoever asks looks.
+    fn is_so(&self) -> bool {
+        let is_over = self.control.abandon.load(Ordering::Acquire) || self.ending.is_requested();
+        !(is_over || self.peer.has_left())
+    }
 }
 
 /// Why the loop has something to do.
@@ -235,14 +254,15 @@ impl Queue {
         }
         let in_flight = StreamDepth::new(&setup.disk.accounting);
         let disk = setup.disk;
+        let waited_for = WaitedFor {
+            control: control.clone(),
+            peer: setup.peer,
+            ending: setup.ending,
+        };
         let device = {
-            let (control, peer, ending) = (control.clone(), setup.peer, setup.ending);
-            // A session that waits for the queue to stop does not hear that its client is gone.
-            let goes_on = move || {
-                let is_over = control.abandon.load(Ordering::Acquire) || ending.is_requested();
-                !(is_over || peer.has_left())
-            };
+            let waited_for = waited_for.clone();
             let room = &disk.accounting.room;
+            let goes_on = move || waited_for.is_so();
             disk.when_full.around(&disk.device, room, goes_on)
         };
         let queue = Queue {
@@ -254,6 +274,7 @@ impl Queue {
             notes: RefCell::new(notes),
             log: setup.log.map(|(log, all)| (RefCell::new(log), all)),
             control,
+            waited_for,
             in_flight,
             copied_bytes: Cell::new(0),
             // A server that died may have used requests and told nobody.
@@ -279,7 +300,7 @@ impl Queue {
         while !self.control.stop.load(Ordering::Acquire) {
             self.take_news();
             self.ring.borrow_mut().refuse_kicks();
-            self.take_requests()?;
+            self.take_requests().await?;
             self.signal();
             let poll = match self.in_flight.get() {
                 0 => &mut for_guest,
@@ -301,9 +322,20 @@ impl Queue {
         Ok(())
     }
 
-    /// Begins the requests that are in the ring.
-    fn take_requests(self: &Rc<Self>) -> Result<()> {
+    /// Begins the requests that are in the ring. A guest that has new ones ready all the time keeps
+    /// neither others on the lane from their turn nor the queue from its end.
+    async fn take_requests(self: &Rc<Self>) -> Result<()> {
+        let mut begun = 0_usize;
         while self.has_room() {
+            if begun == REQUESTS_A_TURN {
+                begun = 0;
+                self.signal();
+                lane::yield_now().await;
+                if self.control.stop.load(Ordering::Acquire) {
+                    break;
+                }
+            }
+            begun += 1;
             let head = self.ring.borrow_mut().next_head()?;
             let Some(head) = head else { break };
             if let Some(notes) = &mut *self.notes.borrow_mut() {
@@ -348,7 +380,7 @@ impl Queue {
 
     /// Whether nobody waits for what is in flight.
     pub(super) fn is_abandoned(&self) -> bool {
-        self.control.abandon.load(Ordering::Acquire)
+        !self.waited_for.is_so()
     }
 
     /// Counts memory that a request takes, until it is given back.

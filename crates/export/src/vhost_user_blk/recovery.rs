@@ -6,7 +6,7 @@
 use std::os::fd::OwnedFd;
 
 use vellum::{RequestFlags, ZeroRequest};
-use vellum_io::Result;
+use vellum_io::{Result, lane};
 
 use super::disk::Disk;
 use super::in_flight::InFlight;
@@ -36,8 +36,14 @@ pub(super) fn make(
 /// again.
 ///
 /// # Errors
-/// If the memory is damaged, or the device cannot be written.
-pub(super) async fn take_over(disk: &Disk, area: &InFlightArea, file: OwnedFd) -> Result<InFlight> {
+/// If the memory is damaged, the device cannot be written, or it `is_over` first: what is left is
+/// written by whoever comes next.
+pub(super) async fn take_over(
+    disk: &Disk,
+    area: &InFlightArea,
+    file: OwnedFd,
+    is_over: impl Fn() -> bool,
+) -> Result<InFlight> {
     let in_flight = InFlight::map(area, file)?;
     if in_flight.writes_through()? {
         disk.set_write_back(false);
@@ -50,18 +56,12 @@ pub(super) async fn take_over(disk: &Disk, area: &InFlightArea, file: OwnedFd) -
         return Ok(in_flight);
     }
     let size_bytes = disk.device.size_bytes();
-    let write = async |offset_bytes, change| match within(size_bytes, offset_bytes, change) {
-        None => Ok(()),
-        Some(Change::Data(data)) => {
-            let flags = RequestFlags::default();
-            disk.device.write(offset_bytes, data, flags).await.map(drop)
+    let write = async |offset_bytes, change| {
+        if is_over() {
+            return Err(broken("nobody waits for what was not flushed"));
         }
-        Some(Change::Zeroes(len_bytes, unmap)) => {
-            let request = ZeroRequest::default().may_unmap(unmap);
-            disk.device
-                .write_zeroes(offset_bytes, len_bytes, request)
-                .await
-        }
+        lane::yield_now().await;
+        write_again(disk, size_bytes, offset_bytes, change).await
     };
     unflushed.replay(&in_flight.logs()?, write).await?;
     let covered = unflushed.begin_flush();
@@ -69,6 +69,26 @@ pub(super) async fn take_over(disk: &Disk, area: &InFlightArea, file: OwnedFd) -
     unflushed.end_flush(covered);
     unflushed.own(disk.server);
     Ok(in_flight)
+}
+
+async fn write_again(
+    disk: &Disk,
+    size_bytes: u64,
+    offset_bytes: u64,
+    change: Change,
+) -> Result<()> {
+    let device = &disk.device;
+    match within(size_bytes, offset_bytes, change) {
+        None => Ok(()),
+        Some(Change::Data(data)) => {
+            let written = device.write(offset_bytes, data, RequestFlags::default());
+            written.await.map(drop)
+        }
+        Some(Change::Zeroes(len_bytes, unmap)) => {
+            let request = ZeroRequest::default().may_unmap(unmap);
+            device.write_zeroes(offset_bytes, len_bytes, request).await
+        }
+    }
 }
 
 /// What of a change lies on a disk of this size: it may have become shorter since.
@@ -81,5 +101,67 @@ fn within(size_bytes: u64, offset_bytes: u64, change: Change) -> Option<Change> 
             Some(Change::Data(data))
         }
         Change::Zeroes(len_bytes, unmap) => Some(Change::Zeroes(len_bytes.min(left_bytes), unmap)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::sync::Arc;
+
+    use vellum::{BlockDevice, Raw, RawOptions};
+    use vellum_io::Buffer;
+    use vellum_storage::MemStorage;
+
+    use super::super::Options;
+    use super::*;
+
+    fn disk() -> Disk {
+        let file = Arc::new(MemStorage::with_bytes(vec![1; 4096]));
+        let raw = Raw::open(file, RawOptions::default()).expect("a device");
+        let options = Options {
+            read_only: false,
+            ..Options::default()
+        };
+        Disk::new(raw, &options, None)
+    }
+
+    #[test]
+    fn what_nobody_waits_for_any_more_is_left_to_the_next_server() {
+        let wanted = InFlightArea {
+            len_bytes: 0,
+            offset_bytes: 0,
+            queues: 1,
+            queue_size: 64,
+        };
+        let (area, file) = make(&disk(), 1, &wanted).expect("memory");
+        {
+            let in_flight = InFlight::map(&area, &file).expect("mapped");
+            let all = in_flight.unflushed.as_ref().expect("logs");
+            all.own(7);
+            let mut log = in_flight.log(0).expect("a log");
+            for at in 0..8 {
+                assert!(log.append_zeroes(all, 512 * at, 512, false));
+            }
+        }
+        lane::block_on(async {
+            let (disk, asked) = (disk(), Cell::new(0));
+            let is_over = || asked.replace(asked.get() + 1) == 3;
+            let again = file.try_clone().expect("a descriptor");
+            let given_up = take_over(&disk, &area, again, is_over).await;
+            assert!(given_up.is_err());
+            let held = async |disk: &Disk| {
+                let read = disk.device.read(0, Buffer::for_read(4096));
+                read.await
+                    .expect("read")
+                    .iter()
+                    .map(|&byte| u64::from(byte))
+                    .sum::<u64>()
+            };
+            assert_eq!(held(&disk).await, 5 * 512, "three were written");
+            let taken = take_over(&disk, &area, file, || false).await;
+            assert!(taken.is_ok());
+            assert_eq!(held(&disk).await, 0);
+        });
     }
 }

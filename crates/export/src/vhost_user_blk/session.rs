@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use futures_util::future::{Either, select};
-use vellum_io::lane::{LaneOptions, LaneThread};
+use vellum_io::lane::{self, LaneOptions, LaneThread};
 use vellum_io::{Error, Result};
 
 use super::channel::{Channel, Peer, Received};
@@ -39,6 +39,9 @@ const PROTOCOL_FEATURES: u64 = protocol_feature::MULTIPLE_QUEUES
     | protocol_feature::MEMORY_SLOTS;
 /// Most entries of a queue.
 pub(super) const MAX_QUEUE_SIZE: u16 = 32768;
+
+/// So many messages are taken before others on the lane have their turn.
+const MESSAGES_A_TURN: usize = 16;
 
 /// What the sessions of an export share, one after the other.
 #[derive(Debug)]
@@ -113,13 +116,14 @@ impl Shared {
     }
 
     /// Tells the client, if there is one that listens, of another configuration.
-    pub(super) async fn tell_of_config(&self) {
+    pub(super) fn tell_of_config(&self) {
         let backend = self.backend.borrow().clone();
-        if let Some(backend) = backend {
-            // A client that does not read is told nothing more.
-            let _ = self
-                .unless_stopped(backend.send(&config_changed(), None))
-                .await;
+        // A client that has not read what it was told is told by that: nobody waits for it.
+        if let Some(backend) = backend
+            && let Err(failure) = backend.send_at_once(&config_changed())
+        {
+            self.disk.log(failure.message());
+            self.backend.take();
         }
     }
 
@@ -165,7 +169,13 @@ impl Session {
     /// Answers messages until there are no more.
     async fn talk(&mut self, channel: &Channel) -> Result<()> {
         let shared = self.shared.clone();
-        loop {
+        let mut messages = 0_usize;
+        while !shared.stop.is_requested() {
+            messages += 1;
+            if messages.is_multiple_of(MESSAGES_A_TURN) {
+                // A client that asks for no answers never has this task wait.
+                lane::yield_now().await;
+            }
             let Some(received) = shared.unless_stopped(channel.receive()).await else {
                 return Ok(());
             };
@@ -198,6 +208,7 @@ impl Session {
                 None => return Ok(()),
             }
         }
+        Ok(())
     }
 
     fn acknowledges(&self, header: &Header) -> bool {
@@ -239,7 +250,8 @@ impl Session {
                 let file = single(descriptors)?;
                 self.stop_all().await;
                 self.in_flight = None;
-                let taken = take_over(&self.shared.disk, &area, file).await?;
+                let is_over = || self.shared.stop.is_requested() || self.peer.has_left();
+                let taken = take_over(&self.shared.disk, &area, file, is_over).await?;
                 self.shared.disk.kept.set(taken.unflushed.clone());
                 self.in_flight = Some(taken);
             }

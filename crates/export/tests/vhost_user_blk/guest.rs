@@ -128,16 +128,9 @@ impl Queue {
         MEMORY_AT + QUEUE_BYTES * self.index as u64
     }
 
-    pub fn set_descriptor(&self, index: u16, (address, len, flags, next): Descriptor) {
-        let bytes = [
-            &address.to_le_bytes()[..],
-            &len.to_le_bytes(),
-            &flags.to_le_bytes(),
-            &next.to_le_bytes(),
-        ]
-        .concat();
-        self.memory
-            .write(self.base() + 16 * u64::from(index), &bytes);
+    pub fn set_descriptor(&self, index: u16, descriptor: Descriptor) {
+        let at = self.base() + 16 * u64::from(index);
+        self.memory.write(at, &descriptor_bytes(descriptor));
     }
 
     pub fn set_u16(&self, address: u64, value: u16) {
@@ -160,6 +153,11 @@ impl Queue {
 
     pub fn set_available_index(&self, index: u16) {
         self.set_u16(self.base() + AVAILABLE_AT + 2, index);
+    }
+
+    /// How many the device has used.
+    pub fn used_index(&self) -> u16 {
+        self.get_u16(self.base() + USED_AT + 2)
     }
 
     /// Tells the device, unless it does not want to be told.
@@ -276,6 +274,17 @@ impl Queue {
         self.request(&header(kind, 0), (at, bytes.len() as u32), false)
             .0
     }
+}
+
+/// As it lies in a table.
+pub fn descriptor_bytes((address, len, flags, next): Descriptor) -> Vec<u8> {
+    [
+        &address.to_le_bytes()[..],
+        &len.to_le_bytes(),
+        &flags.to_le_bytes(),
+        &next.to_le_bytes(),
+    ]
+    .concat()
 }
 
 /// The header of a request.

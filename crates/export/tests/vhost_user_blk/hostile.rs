@@ -1,16 +1,21 @@
 //! Guests and clients that mean harm: the request, the queue or the session fails, with a line that
 //! says so, and everybody else goes on.
 
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use vellum_io::lane::block_on;
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 
 use super::guest::{
     DATA_AT, Descriptor, Guest, MEMORY_AT, MEMORY_BYTES, Memory, NEXT, PATIENCE, QUEUE_SIZE, WRITE,
-    header, place,
+    descriptor_bytes, header, place,
 };
-use super::{Server, serve, writable};
+use super::{DISK_BYTES, Server, disk, serve, writable};
 
 /// Waits for a line that begins so.
 fn wait_for_line(server: &Server, start: &str) -> String {
@@ -278,4 +283,96 @@ fn as_event(file: std::fs::File) -> vmm_sys_util::eventfd::EventFd {
     use std::os::fd::{FromRawFd, IntoRawFd};
     // SAFETY: the descriptor is given away, and is never used as what it is not.
     unsafe { vmm_sys_util::eventfd::EventFd::from_raw_fd(file.into_raw_fd()) }
+}
+
+/// Does something while `harm` goes on again and again, and ends that in any case.
+fn beside<T>(mut harm: impl FnMut() + Send, work: impl FnOnce() -> T) -> T {
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let begin = Instant::now();
+            while !is_over.load(Ordering::SeqCst) && begin.elapsed() < PATIENCE {
+                harm();
+            }
+        });
+        let begin = Instant::now();
+        let done = work();
+        is_over.store(true, Ordering::SeqCst);
+        assert!(begin.elapsed() < PATIENCE, "nothing else had its turn");
+        done
+    })
+}
+
+#[test]
+fn a_guest_that_never_runs_out_of_requests_does_not_keep_its_export() {
+    let (mut server, _storage) = serve(writable());
+    let mut guest = Guest::boot(&server.socket(), 1, 0);
+    let queue = &mut guest.queues[0];
+    // Of a kind that is refused at once, and as long as may be: it takes a while to look at.
+    let (table, of_table) = (DATA_AT, 900_u16);
+    let data = DATA_AT + (1 << 20);
+    queue.memory.write(data, &header(99, 0));
+    for index in 0..of_table {
+        let (flags, len) = match of_table - index {
+            1 => (WRITE, 1),
+            _ => (NEXT, 16),
+        };
+        let at = table + 16 * u64::from(index);
+        queue
+            .memory
+            .write(at, &descriptor_bytes((data, len, flags, index + 1)));
+    }
+    queue.set_descriptor(0, (table, 16 * u32::from(of_table), 4, 0));
+    for _ in 0..QUEUE_SIZE {
+        queue.offer(0);
+    }
+    queue.kick();
+    let queue = &guest.queues[0];
+    let ask_for_more = || queue.set_available_index(queue.used_index().wrapping_add(QUEUE_SIZE));
+    beside(ask_for_more, || server.end());
+}
+
+#[test]
+fn a_client_that_asks_for_no_answers_does_not_keep_others_waiting() {
+    let (server, _storage) = serve(writable());
+    let mut client = UnixStream::connect(server.socket()).expect("a socket");
+    // SET_OWNER of version 1, without a payload.
+    let message = [3_u32, 1, 0].map(u32::to_le_bytes).concat();
+    let messages = message.repeat(4096);
+    let flood = || {
+        // The last ones may find nobody.
+        let _ = client.write_all(&messages);
+    };
+    beside(flood, || {
+        for _ in 0..200 {
+            assert!(server.connections() <= 1);
+        }
+        drop(server);
+    });
+}
+
+#[test]
+fn a_client_that_does_not_read_what_it_is_told_holds_up_no_resize() {
+    let (device, _storage) = disk();
+    let server = Server::start(device.clone(), writable());
+    let mut guest = Guest::boot(&server.socket(), 1, 0);
+    let (_kept, handed_over) = UnixStream::pair().expect("a pair");
+    handed_over.set_nonblocking(true).expect("set");
+    while (&handed_over).write(&[0; 4096]).is_ok() {}
+    let set = guest.client.set_backend_request_fd(&handed_over);
+    set.expect("handed over");
+    let server = Arc::new(server);
+    for size_bytes in [DISK_BYTES / 2, DISK_BYTES] {
+        let resized = block_on(async { device.truncate(size_bytes as u64).await });
+        resized.expect("another size");
+        let (told, hears) = std::sync::mpsc::channel();
+        let teller = server.clone();
+        std::thread::spawn(move || {
+            teller.update_size();
+            let _ = told.send(());
+        });
+        hears
+            .recv_timeout(PATIENCE)
+            .expect("it waits for the client");
+    }
 }

@@ -92,7 +92,10 @@ pub(super) async fn resize(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     let joined = parts
         .nodes
         .join(User::Export(String::new()), &name, resizing)?;
-    let resized = device.truncate(size_bytes).await;
+    let resized = {
+        let _turn = parts.exports.size_turns().take(&*device).await;
+        device.truncate(size_bytes).await
+    };
     parts.nodes.leave(joined.id);
     parts.exports.update_sizes().await;
     resized?;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use vellum::{BlockDevice, Io, Preallocation, delegate};
 use vellum_export::WhenFull;
-use vellum_export::fair_depth::FairDepth;
 use vellum_export::fuse::{AllowOther, Export, ExportOptions, Transport};
 use vellum_io::error::io_text;
 
 use super::super::{Failure, failure, message, need};
+use super::Surroundings;
 use crate::nodes::{Changes, RequiredAccess, User};
 use crate::{Nodes, Options};
 
@@ -79,11 +79,12 @@ impl Wanted {
         self,
         (device, when_full): (Arc<dyn BlockDevice>, WhenFull),
         writable: bool,
-        neighbours: &FairDepth,
+        around: &Surroundings<'_>,
     ) -> Result<Export, Failure> {
         let options = ExportOptions::default()
             .writable(writable)
-            .fair_depth(neighbours.clone())
+            .fair_depth(around.neighbours.clone())
+            .size_turns(around.size_turns.clone())
             .when_full(when_full)
             .growable(self.growable)
             .resizable(true)

@@ -25,6 +25,7 @@ use vellum_export::WhenFull;
 use vellum_export::accounting::Accounting;
 use vellum_export::fair_depth::FairDepth;
 use vellum_export::nbd::Exports;
+use vellum_export::size_turns::SizeTurns;
 use vellum_export::unflushed_logs::UnflushedLogs;
 
 use super::server::{Server, ServerEnvironment};
@@ -249,6 +250,7 @@ pub(super) struct ServerExports {
     neighbours: FairDepth,
     /// What one makes durable, the log of another does not undo.
     logs: UnflushedLogs,
+    size_turns: SizeTurns,
 }
 
 impl ServerExports {
@@ -353,6 +355,7 @@ impl ServerExports {
             environment,
             neighbours: &self.neighbours,
             logs: &self.logs,
+            size_turns: &self.size_turns,
         };
         match serve(wanted, device, nodes, joined, around).await {
             Ok((served, bitmaps)) => {
@@ -437,6 +440,11 @@ impl ServerExports {
             .chain(ending.map(|one| one.joined));
         let shown = |joined: Option<u64>| nodes.used_by(joined?);
         uses.any(|joined| shown(joined).is_some_and(|node| names.contains(&node)))
+    }
+
+    /// Who holds one changes sizes of disks.
+    pub(super) fn size_turns(&self) -> &SizeTurns {
+        &self.size_turns
     }
 
     /// Has guests told of disks whose size is another one.
@@ -549,6 +557,7 @@ struct Surroundings<'a> {
     environment: &'a ServerEnvironment,
     neighbours: &'a FairDepth,
     logs: &'a UnflushedLogs,
+    size_turns: &'a SizeTurns,
 }
 
 /// Serves a device, which stands for a node.
@@ -586,7 +595,7 @@ async fn serve(
                 None => device,
             };
             let what = (device, wanted.when_full);
-            let export = fuse.serve(what, wanted.writable, around.neighbours);
+            let export = fuse.serve(what, wanted.writable, &around);
             Ok((Served::Fuse(export.await?), Vec::new()))
         }
         Wanted::VhostUserBlk(disk) => {

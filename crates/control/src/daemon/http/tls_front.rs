@@ -86,8 +86,9 @@ async fn lead(tls: &dyn Upgrade, client: Stream, http: Stream) -> vellum::Result
             send(&secured, Buffer::copy_of(&buffer[..count])).await?;
             received = http.recv(buffer).await;
         }
-        // Whatever it says: nobody waits for it.
-        let _ = secured.clone().finish().await;
+        // Whatever it says: nobody waits for it, nor for a client that takes nothing.
+        let goodbye = secured.clone().finish();
+        let _ = select(goodbye, pin!(lane::sleep(WRITE_TIME))).await;
         let _ = secured.stream().shutdown(Shutdown::Both);
         vellum::Result::Ok(())
     };
