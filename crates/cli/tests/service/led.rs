@@ -53,6 +53,35 @@ fn shown(client: &mut Client) -> BTreeMap<String, String> {
         .collect()
 }
 
+/// Whatever the order of their names.
+#[test]
+fn users_are_where_several_snapshots_have_led_them_after_a_start() {
+    for [first, second, third] in [["s9", "s10", "s11"], ["tuesday", "monday", "friday"]] {
+        let place = place("", &["rw"]);
+        let (service, mut client) = serve(&place);
+        let names = ["a", first, second, third];
+        for (index, step) in names.windows(2).enumerate() {
+            snapshot(&mut client, step[0], step[1]);
+            let write = format!("write -q -P {} {}k 64k", index + 2, 64 * index);
+            place.io("rw", &[&write, "flush"]);
+        }
+        drop(client);
+        service.kill();
+        let (service, mut client) = serve(&place);
+        assert!(shown(&mut client).values().all(|node| node == third));
+        place.io(
+            "rw",
+            &[
+                "read -q -P 2 0 64k",
+                "read -q -P 3 64k 64k",
+                "read -q -P 4 128k 64k",
+            ],
+        );
+        drop(client);
+        service.kill();
+    }
+}
+
 #[test]
 fn an_export_that_comes_later_shows_the_overlay_too() {
     let place = place("", &[]);

@@ -1,7 +1,7 @@
 //! Users of a node that are led to another one: [`BeforeLeading`], who wants to know of it before, and
 //! [`Leads`], where they are now.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -48,6 +48,14 @@ impl Leads {
         steps.take(self.0.len()).last().map(String::as_str)
     }
 
+    /// The nodes that these are about.
+    fn nodes(&self) -> BTreeSet<String> {
+        let steps = self.0.iter();
+        steps
+            .flat_map(|(from, to)| [from.clone(), to.clone()])
+            .collect()
+    }
+
     /// Forgets a node that is gone.
     pub(super) fn forget(&mut self, node: &str) {
         match self.0.remove(node) {
@@ -62,6 +70,19 @@ impl Leads {
     /// Takes a note back.
     fn take_back(&mut self, from: &str, to: &str) {
         self.0.retain(|one, other| one != from || other != to);
+    }
+
+    /// As a state file has them, and `shown` beside them: where users of nodes were seen. The steps of a map have
+    /// no order, so none of them takes another one back.
+    fn restore(saved: BTreeMap<String, String>, shown: BTreeMap<String, String>) -> Leads {
+        let mut leads = Leads(saved);
+        for (from, to) in shown {
+            let leads_back = to == from || leads.of(&to) == Some(&*from);
+            if !leads_back {
+                leads.0.entry(from).or_insert(to);
+            }
+        }
+        leads
     }
 
     /// For a state file.
@@ -81,15 +102,21 @@ impl Nodes {
         self.lock().leads.clone()
     }
 
-    /// Notes that users of a node were led to another one, before the program was started again.
-    pub(crate) fn note_led(&self, from: &str, to: &str) {
+    /// Notes where users were led before the program was started again: in which steps, and where they
+    /// were seen.
+    pub(crate) fn restore_leads(
+        &self,
+        saved: BTreeMap<String, String>,
+        shown: BTreeMap<String, String>,
+    ) {
+        let mut leads = Leads::restore(saved, shown);
         let mut named = self.lock();
-        let are_there = [from, to]
-            .iter()
-            .all(|name| named.nodes.contains_key(*name));
-        if are_there && from != to {
-            named.leads.note(from, to);
+        for node in leads.nodes() {
+            if !named.nodes.contains_key(&node) {
+                leads.forget(&node);
+            }
         }
+        named.leads = leads;
     }
 
     /// An overlay was put over a node for a job that writes to it: nobody is to use it instead.
@@ -139,6 +166,29 @@ mod tests {
         leads.take_back("over", "other");
         assert_eq!(leads.of("disk"), Some("disk-image"));
         leads.take_back("over", "disk-image");
+        assert_eq!(leads.of("disk"), Some("over"));
+    }
+
+    #[test]
+    fn a_state_file_has_the_steps_in_the_order_of_names() {
+        for names in [["vm1", "monday", "tuesday"], ["s10", "s8", "s9"]] {
+            let mut leads = Leads::default();
+            leads.note(names[0], names[1]);
+            leads.note(names[1], names[2]);
+            let saved = serde_json::from_value(leads.describe()).expect("steps");
+            let shown = BTreeMap::from([(names[0].to_owned(), names[2].to_owned())]);
+            let again = Leads::restore(saved, shown);
+            assert_eq!(again.of(names[0]), Some(names[2]));
+            assert_eq!(again.of(names[1]), Some(names[2]));
+        }
+        let text = str::to_owned;
+        let saved = BTreeMap::from([(text("over"), text("disk"))]);
+        // As an export showed it before users were led back.
+        let shown = BTreeMap::from([(text("disk"), text("over"))]);
+        let leads = Leads::restore(saved, shown.clone());
+        assert_eq!((leads.of("disk"), leads.of("over")), (None, Some("disk")));
+        // A state file of a version that did not note the steps.
+        let leads = Leads::restore(BTreeMap::new(), shown);
         assert_eq!(leads.of("disk"), Some("over"));
     }
 }

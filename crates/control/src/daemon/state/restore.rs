@@ -455,14 +455,10 @@ impl Daemon {
 
     /// Notes where users of disks were led, whom the file shows the same.
     pub fn restore_leads(&self, saved: &SavedState, wanted: &Parts) {
-        for (from, to) in saved.shown_instead(wanted) {
-            self.nodes.note_led(&from, &to);
-        }
-        for (from, to) in &saved.led {
-            if let Some(to) = to.as_str() {
-                self.nodes.note_led(from, to);
-            }
-        }
+        let steps = saved.led.iter();
+        let steps = steps.filter_map(|(from, to)| Some((from.clone(), to.as_str()?.to_owned())));
+        let shown = saved.shown_instead(wanted);
+        self.nodes.restore_leads(steps.collect(), shown);
     }
 
     /// Brings exports back that `wanted` has not.
