@@ -83,6 +83,8 @@ impl FileGate {
         let mut around = self.around;
         around.policy.admit(&request.image, &full)?;
         around.flags.writable = request.writable;
+        // Whoever opens the image anew has to know that it stands on this file.
+        around.place = around.place.child("data-file");
         let options = filename::node_options(&full)?;
         let node = graph::open(options, Role::Protocol, &around).await?;
         node.into_storage(&around.flags, FileUse::Format).await

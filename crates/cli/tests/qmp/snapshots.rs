@@ -218,6 +218,46 @@ fn overlays_of_other_formats_are_made_under_a_client() {
     }
 }
 
+/// The image below is opened anew, to be read only, with all its files.
+#[test]
+fn disks_of_several_files_are_put_under_overlays() {
+    for (driver, create) in [
+        ("qcow2", "create -q -f qcow2 -o data_file=d.data d 4M"),
+        (
+            "qcow2",
+            "create -q -f qcow2 -o data_file=d.data,data_file_raw=on d 4M",
+        ),
+        ("vmdk", "create -q -f vmdk -o subformat=monolithicFlat d 4M"),
+        (
+            "vmdk",
+            "create -q -f vmdk -o subformat=twoGbMaxExtentSparse d 4M",
+        ),
+    ] {
+        let place = Place::new();
+        place.img(create);
+        let mut daemon = place.ours(SERVER);
+        let file = json!({"driver": "file", "filename": "d"});
+        let disk = json!({"driver": driver, "node-name": "disk", "file": file});
+        daemon.must("blockdev-add", disk);
+        let export = json!({"type": "nbd", "id": "e", "node-name": "disk", "name": "disk",
+            "writable": true});
+        daemon.must("block-export-add", export);
+        place.io(DISK, &["write -P 1 0 64k"]);
+        let arguments =
+            json!({"node-name": "disk", "snapshot-file": "s", "snapshot-node-name": "s"});
+        daemon.must("blockdev-snapshot-sync", arguments);
+        place.io(DISK, &["read -P 1 0 64k", "write -P 2 64k 64k"]);
+        if driver == "qcow2" {
+            daemon.must("block-commit", json!({"device": "s", "job-id": "c"}));
+            daemon.wait("c", "ready");
+            daemon.must("job-complete", json!({"id": "c"}));
+            daemon.wait("c", "null");
+        }
+        place.io(DISK, &["read -P 1 0 64k", "read -P 2 64k 64k"]);
+        daemon.end();
+    }
+}
+
 #[test]
 fn what_is_below_an_overlay_can_be_copied_by_others() {
     let place = Place::new();

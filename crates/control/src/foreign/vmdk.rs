@@ -174,7 +174,7 @@ fn cid_of(device: &dyn BlockDevice) -> Option<u64> {
 
 /// The file of an extent that a descriptor names: the one that options give, or a local file of that name.
 async fn open_extent(opening: &mut Opening, number: usize, name: &str) -> Result<Arc<dyn Storage>> {
-    let around = opening.around.clone();
+    let mut around = opening.around.clone();
     let key = format!("extents.{number}");
     let given = optional_child(&mut opening.options, &key, Role::Protocol, &around).await?;
     if let Some(node) = given {
@@ -185,6 +185,8 @@ async fn open_extent(opening: &mut Opening, number: usize, name: &str) -> Result
     let full = filename::resolve(&image, name)?;
     around.policy.admit(&image, &full)?;
     let options = filename::node_options(&full)?;
+    // Whoever opens the image anew has to know that it stands on this file.
+    around.place = around.place.child(&key);
     let node = graph::open(options, Role::Protocol, &around).await?;
     node.into_storage(&around.flags, FileUse::Format).await
 }
