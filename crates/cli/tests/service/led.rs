@@ -82,6 +82,24 @@ fn users_are_where_several_snapshots_have_led_them_after_a_start() {
     }
 }
 
+/// Nobody but the file of disks has said anything of them.
+#[test]
+fn limits_come_and_go_while_the_daemon_is_away() {
+    let place = place("", &["rw"]);
+    let limited = "throttle = 't'";
+    for (round, more) in [limited, "", limited, ""].into_iter().enumerate() {
+        place.write("disks.toml", &disk(more, &["rw"]));
+        let (service, client) = serve(&place);
+        place.io(
+            "rw",
+            &[&format!("write -q -P {} 0 64k", round + 1), "flush"],
+        );
+        drop(client);
+        service.kill();
+    }
+    place.must(VELLUM, &["io", "-c", "read -q -P 4 0 64k", "a"]);
+}
+
 #[test]
 fn an_export_that_comes_later_shows_the_overlay_too() {
     let place = place("", &[]);

@@ -52,8 +52,18 @@ pub(super) async fn take_over(
         return Ok(in_flight);
     };
     // What this server has acknowledged it still has.
-    if unflushed.owner() == disk.server || disk.geometry().read_only {
+    if unflushed.owner() == disk.server {
         return Ok(in_flight);
+    }
+    if disk.geometry().read_only {
+        // A flush would say of what only this memory has that it is on the disk.
+        return match unflushed.has_records(&in_flight.logs()?) {
+            false => Ok(in_flight),
+            true => Err(broken(
+                "the guest has written what is not on the disk yet, and this export cannot write it: \
+                 have it writable",
+            )),
+        };
     }
     let size_bytes = disk.device.size_bytes();
     let write = async |offset_bytes, change| {
@@ -116,52 +126,71 @@ mod tests {
     use super::super::Options;
     use super::*;
 
-    fn disk() -> Disk {
+    fn disk(read_only: bool) -> Disk {
         let file = Arc::new(MemStorage::with_bytes(vec![1; 4096]));
         let raw = Raw::open(file, RawOptions::default()).expect("a device");
         let options = Options {
-            read_only: false,
+            read_only,
             ..Options::default()
         };
         Disk::new(raw, &options, None)
     }
 
-    #[test]
-    fn what_nobody_waits_for_any_more_is_left_to_the_next_server() {
+    /// Memory in which a server has left records.
+    fn left_behind() -> (InFlightArea, OwnedFd) {
         let wanted = InFlightArea {
             len_bytes: 0,
             offset_bytes: 0,
             queues: 1,
             queue_size: 64,
         };
-        let (area, file) = make(&disk(), 1, &wanted).expect("memory");
-        {
-            let in_flight = InFlight::map(&area, &file).expect("mapped");
-            let all = in_flight.unflushed.as_ref().expect("logs");
-            all.own(7);
-            let mut log = in_flight.log(0).expect("a log");
-            for at in 0..8 {
-                assert!(log.append_zeroes(all, 512 * at, 512, false));
-            }
+        let (area, file) = make(&disk(false), 1, &wanted).expect("memory");
+        let in_flight = InFlight::map(&area, &file).expect("mapped");
+        let all = in_flight.unflushed.as_ref().expect("logs");
+        all.own(7);
+        let mut log = in_flight.log(0).expect("a log");
+        for at in 0..8 {
+            assert!(log.append_zeroes(all, 512 * at, 512, false));
         }
+        (area, file)
+    }
+
+    async fn sum_of(disk: &Disk) -> u64 {
+        let read = disk.device.read(0, Buffer::for_read(4096)).await;
+        let held = read.expect("read");
+        held.iter().map(|&byte| u64::from(byte)).sum()
+    }
+
+    #[test]
+    fn what_nobody_waits_for_any_more_is_left_to_the_next_server() {
+        let (area, file) = left_behind();
         lane::block_on(async {
-            let (disk, asked) = (disk(), Cell::new(0));
+            let (disk, asked) = (disk(false), Cell::new(0));
             let is_over = || asked.replace(asked.get() + 1) == 3;
             let again = file.try_clone().expect("a descriptor");
             let given_up = take_over(&disk, &area, again, is_over).await;
             assert!(given_up.is_err());
-            let held = async |disk: &Disk| {
-                let read = disk.device.read(0, Buffer::for_read(4096));
-                read.await
-                    .expect("read")
-                    .iter()
-                    .map(|&byte| u64::from(byte))
-                    .sum::<u64>()
-            };
-            assert_eq!(held(&disk).await, 5 * 512, "three were written");
+            assert_eq!(sum_of(&disk).await, 5 * 512, "three were written");
             let taken = take_over(&disk, &area, file, || false).await;
             assert!(taken.is_ok());
-            assert_eq!(held(&disk).await, 0);
+            assert_eq!(sum_of(&disk).await, 0);
+        });
+    }
+
+    #[test]
+    fn an_export_that_cannot_write_it_leaves_what_was_not_flushed_to_another() {
+        let (area, file) = left_behind();
+        lane::block_on(async {
+            let again = || file.try_clone().expect("a descriptor");
+            let refused = take_over(&disk(true), &area, again(), || false).await;
+            let refused = refused.expect_err("it would be lost");
+            assert!(refused.message().contains("have it writable"), "{refused}");
+            let writable = disk(false);
+            let taken = take_over(&writable, &area, again(), || false).await;
+            assert!(taken.is_ok());
+            assert_eq!(sum_of(&writable).await, 0);
+            let taken = take_over(&disk(true), &area, again(), || false).await;
+            assert!(taken.is_ok(), "nothing is left");
         });
     }
 }

@@ -111,6 +111,13 @@ impl Unflushed {
         }
     }
 
+    /// Whether there are records that are not flushed.
+    pub(super) fn has_records(&self, logs: &[Log]) -> bool {
+        let flushed = self.flushed.load(Ordering::Acquire);
+        let last = logs.iter().map(|log| log.records().last_number()).max();
+        last.flatten().is_some_and(|last| last >= flushed)
+    }
+
     /// Hands every record that is not flushed to `each`, in their order.
     pub(super) async fn replay(
         &self,

@@ -12,10 +12,8 @@ use std::rc::Rc;
 
 use serde_json::{Map, Value, json};
 
-use super::restore::{
-    SavedExport, SavedJob, SavedState, below, bottom_up, cannot_stand, check_same, place,
-    references_of, stands_on,
-};
+use super::described::{below, bottom_up, cannot_stand, place, references_of, stands_on};
+use super::restore::{SavedExport, SavedJob, SavedState, check_same};
 use crate::Nodes;
 use crate::daemon::Daemon;
 use crate::daemon::config::{PartKey, PartKind, Parts};

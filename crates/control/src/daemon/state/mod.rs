@@ -13,6 +13,7 @@
 
 mod anew;
 mod content;
+mod described;
 mod file;
 mod lost;
 mod restore;

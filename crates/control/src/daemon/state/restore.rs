@@ -11,6 +11,7 @@ use std::rc::Rc;
 
 use serde_json::{Map, Value, json};
 
+use super::described::{below, bottom_up, cannot_stand, image_below, place, stands_on};
 use super::members;
 use crate::Nodes;
 use crate::daemon::commands::object_type;
@@ -90,98 +91,6 @@ fn objects_of(content: &mut Value, key: &str) -> Result<Vec<Map<String, Value>>,
 pub(super) fn text(object: &Map<String, Value>, key: &str) -> Result<String, String> {
     let found = object.get(key).and_then(Value::as_str).map(str::to_owned);
     found.ok_or_else(|| format!("'{key}' is missing"))
-}
-
-/// Members whose texts name no other node.
-const NO_REFERENCES: [&str; 4] = ["driver", "node-name", "filename", "throttle-group"];
-
-/// The nodes that texts within a value name.
-fn references<'a>(value: &'a Value, found: &mut BTreeSet<&'a str>) {
-    match value {
-        Value::String(text) => drop(found.insert(text)),
-        Value::Array(items) => items.iter().for_each(|item| references(item, found)),
-        Value::Object(members) => references_of(members, found),
-        _ => {}
-    }
-}
-
-pub(super) fn references_of<'a>(members: &'a Map<String, Value>, found: &mut BTreeSet<&'a str>) {
-    for (key, value) in members {
-        if !NO_REFERENCES.contains(&key.as_str()) {
-            references(value, found);
-        }
-    }
-}
-
-/// The node that another one shows by its `file`, if it has a name.
-pub(super) fn below(node: &Map<String, Value>) -> Option<&str> {
-    let file = node.get("file")?;
-    file.as_str()
-        .or_else(|| file.get("node-name").and_then(Value::as_str))
-}
-
-/// A node among some others that one stands on.
-pub(super) fn stands_on<'a>(
-    node: &'a Map<String, Value>,
-    others: &BTreeSet<String>,
-) -> Option<&'a str> {
-    let mut named = BTreeSet::new();
-    references_of(node, &mut named);
-    let own = node.get("node-name").and_then(Value::as_str);
-    let mut named = named.into_iter().filter(|name| Some(*name) != own);
-    named.find(|name| others.contains(*name))
-}
-
-/// What is said of a node that is not brought back for want of another one.
-pub(super) fn cannot_stand(name: &str, gone: &str) -> String {
-    format!("cannot bring the node '{name}' back: it stands on '{gone}', which is not there")
-}
-
-/// Where the bytes of an image are, whatever the options of its opening.
-pub(super) fn place(node: &Map<String, Value>) -> Vec<&Value> {
-    const PLACES: [&str; 8] = [
-        "driver", "filename", "path", "server", "export", "url", "image", "pool",
-    ];
-    let file = node.get("file").unwrap_or(&Value::Null);
-    let own = PLACES.iter().filter_map(|key| node.get(*key));
-    own.chain(PLACES.iter().filter_map(|key| file.get(*key)))
-        .collect()
-}
-
-/// Nodes, each after those that it names: what users are led to may stand behind them in the file.
-pub(super) fn bottom_up(nodes: &[Map<String, Value>]) -> Vec<&Map<String, Value>> {
-    let name = |node: &'_ Map<String, Value>| {
-        let name = node.get("node-name").and_then(Value::as_str);
-        name.unwrap_or_default().to_owned()
-    };
-    let mut left: BTreeSet<String> = nodes.iter().map(name).collect();
-    let mut pending: Vec<&Map<String, Value>> = nodes.iter().collect();
-    let mut ordered = Vec::with_capacity(nodes.len());
-    while !pending.is_empty() {
-        let count = ordered.len();
-        let mut later = Vec::new();
-        for node in pending {
-            let mut named = BTreeSet::new();
-            references_of(node, &mut named);
-            let own = name(node);
-            match named
-                .iter()
-                .any(|other| *other != own && left.contains(*other))
-            {
-                true => later.push(node),
-                false => {
-                    left.remove(&own);
-                    ordered.push(node);
-                }
-            }
-        }
-        if ordered.len() == count {
-            // A circle, which opening them will tell.
-            ordered.append(&mut later);
-        }
-        pending = later;
-    }
-    ordered
 }
 
 impl SavedState {
@@ -307,13 +216,22 @@ pub(super) fn check_same(
     let now: BTreeMap<String, Value> = nodes.descriptions(None).into_iter().collect();
     let backings = before.iter().filter_map(|node| node.get("backing"));
     let under_overlays: BTreeSet<&str> = backings.filter_map(Value::as_str).collect();
+    let named = before
+        .iter()
+        .map(|node| Some((node.get("node-name")?.as_str()?, node)));
+    let all_before: BTreeMap<&str, &Map<String, Value>> = named.flatten().collect();
+    let find_before = |name: &str| all_before.get(name).copied();
+    let find_now = |name: &str| now.get(name)?.as_object();
     for before in before {
         let name = text(before, "node-name").map_err(message)?;
         let Some(Value::Object(now)) = now.get(&name) else {
             continue;
         };
         let (was, is) = (below(before), below(now));
-        if was != is && !withheld.contains(&name) {
+        // Limits may come and go.
+        let is_same =
+            || place(image_below(before, find_before)) == place(image_below(now, find_now));
+        if was != is && !withheld.contains(&name) && !is_same() {
             let shown = |below: Option<&str>| below.unwrap_or("nothing").to_owned();
             return Err(message(format!(
                 "'{name}' stood on '{}' and would stand on '{}', which lacks what was written since: have \
@@ -577,25 +495,6 @@ impl Daemon {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn nodes_come_after_those_that_they_name() {
-        let nodes = [
-            json!({"node-name": "limits", "file": "over", "throttle-group": "base"}),
-            json!({"node-name": "sum", "children": {"0": "limits", "1": {"file": "base"}}}),
-            json!({"node-name": "over", "backing": "base", "file": {"filename": "limits"}}),
-            json!({"node-name": "base", "file": {"driver": "file", "filename": "sum"}}),
-            json!({"node-name": "one", "file": "other"}),
-            json!({"node-name": "other", "file": "one"}),
-        ];
-        let nodes: Vec<_> = nodes.into_iter().map(members).collect();
-        let ordered = bottom_up(&nodes);
-        let names: Vec<&str> = ordered
-            .iter()
-            .filter_map(|node| node["node-name"].as_str())
-            .collect();
-        assert_eq!(names, ["base", "over", "limits", "sum", "one", "other"]);
-    }
 
     #[test]
     fn what_is_no_state_is_refused() {
