@@ -211,6 +211,29 @@ fn what_a_client_that_is_gone_asked_for_ends() {
 }
 
 #[test]
+fn what_a_client_that_is_gone_wanted_to_know_is_not_looked_up() {
+    const READS: u64 = 64;
+    let (server, begun) = slow_server();
+    let mut client = server.connect().simple();
+    for cookie in 0..READS {
+        client.request(0, proto::CMD_READ, cookie, 0, 32 << 20);
+    }
+    // The server has received all of them when it hangs up.
+    while begun.lock().expect("no panic").is_empty() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    drop(client);
+    let (export, gone) = (export_of(&server), Instant::now());
+    while export.connections() > 0 {
+        assert!(gone.elapsed() < SOON, "it works for nobody");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let bytes: u64 = begun.lock().expect("no panic").iter().sum();
+    assert!(bytes < READS / 2 * (32 << 20), "{} MiB", bytes / MIB);
+}
+
+#[test]
 fn requests_that_never_wait_leave_their_lane_to_others() {
     for &(command, len) in COMMANDS {
         let device = Slow {

@@ -258,8 +258,21 @@ impl Connection {
                 }
             }
         }
+        if self.is_for_nobody(command) {
+            request.abandon();
+            return Ok(());
+        }
         perform::start(request, command, payload);
         Ok(())
+    }
+
+    /// Whether a request has no effect but its answer, which nobody will take.
+    fn is_for_nobody(&self, command: Command) -> bool {
+        let only_asks = matches!(
+            command,
+            Command::Read { .. } | Command::Cache { .. } | Command::BlockStatus { .. }
+        );
+        only_asks && self.mute.get() && !mutants::is(Mutant::WorkForTheGone)
     }
 
     async fn skip_payload(
