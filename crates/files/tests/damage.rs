@@ -154,6 +154,102 @@ fn damaged_ext_ends_with_errors_at_most() {
     }
 }
 
+/// Where blocks of 1024 bytes begin for which something is so.
+fn blocks_where(image: &[u8], is_so: impl Fn(&[u8]) -> bool) -> Vec<usize> {
+    let blocks = image.chunks_exact(1024).enumerate();
+    let found = blocks.filter(|(_, block)| is_so(block));
+    found.map(|(number, _)| number * 1024).collect()
+}
+
+fn has_text(block: &[u8], text: &[u8]) -> bool {
+    block.windows(text.len()).any(|window| window == text)
+}
+
+#[test]
+fn what_ext4_has_checksums_of_is_never_shown_when_it_is_another() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tree = folder.path().join("tree");
+    small_tree(&tree);
+    let image = folder.path().join("image");
+    let (tree, shown) = (tree.display().to_string(), image.display().to_string());
+    let words = ["-q", "-F", "-t", "ext4", "-b", "1024", "-O", "^has_journal"];
+    images::run(
+        "mke2fs",
+        &[&words[..], &["-d", &tree, &shown, "4M"]].concat(),
+    );
+    // Makes trees of the names of large directories. It has something to say of what it changed.
+    let optimised = std::process::Command::new("e2fsck")
+        .args(["-fyD", &shown])
+        .output()
+        .expect("e2fsck; run `cargo xtask setup`");
+    assert!(
+        optimised.status.code().is_some_and(|code| code < 4),
+        "{optimised:?}"
+    );
+    let sound = fs::read(&image).expect("an image");
+    let content = |image: Vec<u8>, path: &[&str]| {
+        let volume = Source::new(Arc::new(image));
+        let contents = detect(&volume).expect("readable").contents;
+        let files = vellum_files::open(volume, contents).ok()?;
+        let mut id = ROOT;
+        for name in path {
+            id = files.lookup(id, name.as_bytes()).ok().flatten()?;
+        }
+        let mut told = Vec::new();
+        match files.attributes(id).ok()?.kind {
+            Kind::Directory => {
+                let take = &mut |entry: &vellum_files::Entry<'_>| {
+                    told.extend_from_slice(entry.name);
+                    true
+                };
+                files.list(id, 0, take).ok()?;
+            }
+            _ => {
+                told = vec![0; 360_000];
+                files.read(id, 0, &mut told).ok()?;
+            }
+        }
+        Some(told)
+    };
+    let is_extents = |block: &[u8]| block[..2] == [0x0a, 0xf3] && block[6..8] == [0, 0];
+    let is_names = |block: &[u8]| has_text(block, b"l123");
+    // A node of the tree: names of the directory itself and of the one above, and hashes behind.
+    let is_tree =
+        |block: &[u8]| block[6..9] == [1, 2, b'.'] && block[16..18] == [0xf4, 3] && block[29] == 8;
+    let cases: [(&str, &[&str], Vec<usize>); 3] = [
+        (
+            "extents",
+            &["a", "b", "sparse"],
+            blocks_where(&sound, is_extents),
+        ),
+        ("names", &["a", "b", "c"], blocks_where(&sound, is_names)),
+        (
+            "tree of names",
+            &["a", "b", "c"],
+            blocks_where(&sound, is_tree),
+        ),
+    ];
+    for (what, path, blocks) in cases {
+        let right = content(sound.clone(), path);
+        assert!(right.is_some() && !blocks.is_empty(), "{what}: {blocks:?}");
+        let mut noticed = 0;
+        for (block, at) in blocks
+            .iter()
+            .flat_map(|block| (0..1024).map(move |at| (block, at)))
+        {
+            let mut damaged = sound.clone();
+            damaged[block + at] ^= 4;
+            let shown = content(damaged, path);
+            noticed += usize::from(shown.is_none());
+            assert!(
+                shown.is_none() || shown == right,
+                "{what}, byte {at} of {block}"
+            );
+        }
+        assert!(noticed >= 40, "{what}: {noticed}");
+    }
+}
+
 #[test]
 fn damaged_fat_ends_with_errors_at_most() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -3,8 +3,8 @@
 //! Invariant: a tree is as deep as its kind allows, and each lookup visits one node of a depth,
 //! so that nodes which lead to each other do no harm.
 
-use super::Ext;
 use super::inode::Inode;
+use super::{Ext, checksums};
 use crate::bytes::{le16, le32};
 use crate::error::{Error, Result};
 
@@ -78,6 +78,7 @@ fn find_extent(ext: &Ext, inode: &Inode, index: u64) -> Result<Run> {
         let below = u64::from(le32(entry(found), 4)) | u64::from(le16(entry(found), 8)) << 32;
         let mut bytes = vec![0; ext.superblock.block_bytes];
         ext.read_block(below, 0, &mut bytes)?;
+        checksums::check_extents(inode, &bytes)?;
         (node, depth) = (bytes, Some(own_depth));
     }
 }

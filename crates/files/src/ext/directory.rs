@@ -9,7 +9,7 @@
 //! directory. An entry is never longer than what is left of its block.
 
 use super::inode::Inode;
-use super::{Ext, id, inline};
+use super::{Ext, checksums, id, inline};
 use crate::bytes::{le16, le32, part, u8_at};
 use crate::error::{Error, Result};
 use crate::file_system::{Entry, Id, Kind, is_sound_name};
@@ -78,7 +78,11 @@ fn walk(ext: &Ext, directory: &Inode, from: u64, damage: Damage, take: Take<'_>)
     let mut first_error = None;
     while start < directory.size_bytes.min(DIRECTORY_BYTES_MAX) {
         let read = ext.read_content(directory, start, &mut block);
-        let walked = read.and_then(|len| entries(&block[..len], start, from, has_types, take));
+        let walked = read.and_then(|len| {
+            let block = &block[..len];
+            checksums::check_directory(directory, start == 0, block)?;
+            entries(block, start, from, has_types, take)
+        });
         match walked {
             Ok(Walk::On) => {}
             Ok(Walk::Ended) => return Ok(()),

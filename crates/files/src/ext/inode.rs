@@ -15,6 +15,7 @@ use crate::file_system::{Attributes, Kind, Time};
 
 const HUGE: u32 = 0x4_0000;
 const ENCRYPTED: u32 = 0x800;
+const NAME_TREE: u32 = 0x1000;
 const EXTENTS: u32 = 0x8_0000;
 const INLINE: u32 = 0x1000_0000;
 
@@ -25,6 +26,8 @@ pub(super) struct Inode {
     pub(super) size_bytes: u64,
     mode: u32,
     flags: u32,
+    /// Where checksums of its blocks begin; `None` if there are none.
+    pub(super) seed: Option<u32>,
     /// All of it.
     bytes: Vec<u8>,
 }
@@ -40,6 +43,7 @@ impl Inode {
             size_bytes: u64::from(le32(&bytes, 0x04)),
             mode: u32::from(le16(&bytes, 0)),
             flags: le32(&bytes, 0x20),
+            seed: of.seed.map(|seed| own_seed(number, &bytes, seed)),
             bytes,
         };
         let has_high_size = match inode.kind() {
@@ -67,6 +71,11 @@ impl Inode {
 
     pub(super) fn is_inline(&self) -> bool {
         self.flags & INLINE != 0
+    }
+
+    /// Whether a directory has a tree by which names are found.
+    pub(super) fn has_name_tree(&self) -> bool {
+        self.flags & NAME_TREE != 0
     }
 
     pub(super) fn has_extents(&self) -> bool {
@@ -162,6 +171,12 @@ impl Inode {
     }
 }
 
+/// Where the checksums of an inode begin: its number, and how often that was used anew.
+fn own_seed(number: u32, bytes: &[u8], seed: u32) -> u32 {
+    let seed = raw_crc32c(seed, &number.to_le_bytes());
+    raw_crc32c(seed, part(bytes, 0x64..0x68))
+}
+
 /// Compares an inode with its checksum.
 fn check(number: u32, bytes: &[u8], seed: u32) -> Result<()> {
     let has_high = bytes.len() > 128 && le16(bytes, 0x80) >= 4;
@@ -173,9 +188,7 @@ fn check(number: u32, bytes: &[u8], seed: u32) -> Result<()> {
         expected |= u32::from(le16(&copy, 0x82)) << 16;
         copy[0x82..0x84].fill(0);
     }
-    let mut sum = raw_crc32c(seed, &number.to_le_bytes());
-    sum = raw_crc32c(sum, part(bytes, 0x64..0x68));
-    sum = raw_crc32c(sum, &copy);
+    let mut sum = raw_crc32c(own_seed(number, bytes, seed), &copy);
     if !has_high {
         sum &= 0xffff;
     }

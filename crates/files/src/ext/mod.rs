@@ -11,6 +11,7 @@
 //! - A file's id is the number of its inode; the root's is exchanged with 1, which names no file.
 
 mod blocks;
+mod checksums;
 mod directory;
 mod inline;
 mod inode;

@@ -90,6 +90,10 @@ impl Superblock {
             let bits = incompatible & !KNOWN;
             return Err(Error::Unsupported(format!("ext4 with features {bits:#x}")));
         }
+        let has_checksums = feature(0x64) & CHECKSUMS != 0;
+        if has_checksums && raw_crc32c(!0, part(&bytes, 0..0x3fc)) != le32(&bytes, 0x3fc) {
+            return Err(damaged("the checksum of the superblock", 0x3fc));
+        }
         let block_bits = le32(&bytes, 0x18);
         if block_bits > 6 {
             return Err(damaged("the size of blocks", 0x18));
@@ -120,7 +124,7 @@ impl Superblock {
             free_blocks: wide(0x0c, 0x158),
             inode_bytes,
             journal: le32(&bytes, 0xe0),
-            seed: (feature(0x64) & CHECKSUMS != 0).then(|| match incompatible & SEED != 0 {
+            seed: has_checksums.then(|| match incompatible & SEED != 0 {
                 true => le32(&bytes, 0x270),
                 false => raw_crc32c(!0, part(&bytes, 0x68..0x78)),
             }),
