@@ -95,6 +95,8 @@ fn a_killed_copy_goes_on_where_it_was() {
         ("-O qcow2", "qcow2"),
         ("-O raw", "raw"),
         ("-c -O qcow2", "qcow2"),
+        // Its refcounts are late until it is closed.
+        ("-O qcow2 -o lazy_refcounts=on", "qcow2"),
         // Rounds the size up.
         ("-O vpc", "vpc"),
     ] {

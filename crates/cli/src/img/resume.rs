@@ -26,10 +26,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use vellum::qcow2::AsQcow2;
 use vellum::qcow2::check::{CheckOptions, Fix, repair};
+use vellum::qcow2::{AsQcow2, read_header};
 use vellum::{BlockDevice, Error, Storage};
 use vellum_control::CacheMode;
+use vellum_format::features::Incompatible;
 use vellum_io::error::io_text;
 use vellum_jobs::copy::{CopyOptions, Observer};
 use vellum_jobs::resume::{PieceError, copy_in_pieces, is_in_place};
@@ -236,7 +237,13 @@ pub(super) async fn give_back_leaks(name: &str) -> Result<(), Failure> {
     // With the locks of a writer: whoever else has the target open is in the way.
     let opened = FileStorage::open_patiently(name, &FileOptions::default()).await;
     let storage: Arc<dyn Storage> = opened.map_err(|error| open_failure(name, &error))?;
-    let report = repair(storage, Fix::Leaks, &CheckOptions::default()).await?;
+    let header = read_header(&storage).await?;
+    // Refcounts that may be late are made anew, as by whoever opens such an image.
+    let fix = match header.incompatible.contains(Incompatible::DIRTY) {
+        true => Fix::All,
+        false => Fix::Leaks,
+    };
+    let report = repair(storage, fix, &CheckOptions::default()).await?;
     match report.corruptions + report.check_errors {
         0 => Ok(()),
         count => fail(format!(
