@@ -12,6 +12,8 @@ use std::fmt::Display;
 use std::io::Write;
 use std::sync::OnceLock;
 
+use vellum_control::filename::without_passwords;
+
 use crate::terminal;
 
 static PROGRAM: OnceLock<String> = OnceLock::new();
@@ -172,7 +174,7 @@ pub fn info(message: impl Display) {
 
 /// Prints a line on standard error; nothing can be done if that fails.
 pub fn eprint_line(line: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "{line}");
+    let _ = writeln!(std::io::stderr().lock(), "{}", without_passwords(line));
 }
 
 /// Prints text on standard output as it is, and ends the process if nobody

@@ -1,5 +1,7 @@
 //! File names as QEMU reads them: protocol prefixes, and names relative to an image.
 
+use std::borrow::Cow;
+
 use vellum::{Error, ErrorKind, Result};
 
 use crate::nbd_name;
@@ -182,6 +184,28 @@ fn join(image: &str, name: &str) -> String {
     format!("{}{name}", &image[..directory])
 }
 
+/// A text in which no URL has a password any more: `://NAME:***@`.
+pub fn without_passwords(text: &str) -> Cow<'_, str> {
+    let mut shown = Cow::Borrowed(text);
+    let mut from = 0;
+    while let Some(at) = shown[from..].find("://") {
+        let start = from + at + 3;
+        let ends = |c: char| "/?# \"'<>".contains(c) || c.is_whitespace();
+        let end = shown[start..]
+            .find(ends)
+            .map_or(shown.len(), |len| start + len);
+        let user = shown[start..end]
+            .rfind('@')
+            .map(|len| &shown[start..start + len]);
+        let password = user.and_then(|user| Some(start + user.find(':')? + 1..start + user.len()));
+        from = start;
+        if let Some(password) = password {
+            shown.to_mut().replace_range(password, "***");
+        }
+    }
+    shown
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -251,5 +275,24 @@ mod tests {
             assert_eq!(resolve(image, name).unwrap(), full);
         }
         assert!(resolve("json:{}", "a").is_err());
+    }
+
+    #[test]
+    fn passwords_are_taken_out_of_texts() {
+        for (text, shown) in [
+            ("a://b/c", "a://b/c"),
+            ("a://me@b/c:d@e", "a://me@b/c:d@e"),
+            ("a://me:secret@b/c", "a://me:***@b/c"),
+            ("a://:s@b", "a://:***@b"),
+            ("a://me:p@ss:w@b:80/c", "a://me:***@b:80/c"),
+            (
+                "x '{\"url\": \"a://m:s@b/\"}' a://n:t@c",
+                "x '{\"url\": \"a://m:***@b/\"}' a://n:***@c",
+            ),
+            ("a://b:80/c, d:e@f", "a://b:80/c, d:e@f"),
+            ("nothing", "nothing"),
+        ] {
+            assert_eq!(without_passwords(text), shown);
+        }
     }
 }

@@ -13,6 +13,8 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vellum::qcow2::Messages;
 
+use crate::filename::without_passwords;
+
 /// How long the first line waits that finds no space: a reader who is only slow loses none.
 const PATIENCE: Timespec = Timespec {
     tv_sec: 2,
@@ -84,7 +86,7 @@ pub fn print_line(line: &str) {
 /// As [`print_line`], a line that looks as it is to.
 pub fn print_shaped(line: &str) {
     let mut queue = QUEUE.lock();
-    queue.print(&mut stderr().lock(), line, &PATIENCE);
+    queue.print(&mut stderr().lock(), &without_passwords(line), &PATIENCE);
 }
 
 /// Has images that are opened from now on print every line of a repair, as QEMU's programs

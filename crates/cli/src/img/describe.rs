@@ -10,6 +10,7 @@ use vellum::luks::{IvGenerator, KeySlot, LuksHeader, SECTOR_BYTES};
 use vellum::qcow2::info::{ImageInfo, SnapshotInfo};
 use vellum::qcow2::seal::SealInfo;
 use vellum_control::display::{child_keys, display_name, is_optional};
+use vellum_control::filename::without_passwords;
 use vellum_control::foreign::{self, Fact, Facts};
 use vellum_control::{ImageSpec, OpenFlags, Options, Source, filename, minisign, open};
 
@@ -64,7 +65,7 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
     };
     let file = open::open_file(spec, &flags).await?;
     let mut node = Description {
-        filename: display_name(spec, file.format),
+        filename: without_passwords(&display_name(spec, file.format)).into_owned(),
         file_name: file.storage.name().to_owned(),
         format: file.format,
         ..Description::default()
@@ -155,7 +156,8 @@ fn file_below(file: &open::ImageFile, options: Options) -> Result<Description> {
     let file_name = file.storage.name().to_owned();
     let filename = match file.protocol {
         "http" | "https" | "s3" | "gs" | "az" | "null-co" | "null-aio" => {
-            display_name(&by_options(options, &file_name), file.protocol)
+            let name = display_name(&by_options(options, &file_name), file.protocol);
+            without_passwords(&name).into_owned()
         }
         _ => file_name.clone(),
     };

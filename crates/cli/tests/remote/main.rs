@@ -287,3 +287,23 @@ fn the_file_must_stay_what_it_is() {
     );
     assert!((said.out + &said.err).contains("read failed: Input/output error"));
 }
+
+#[test]
+fn passwords_in_urls_are_not_told() {
+    let place = Place::with_disk();
+    let server = Nginx::start(&place, "location /denied { return 403; }");
+    let tell = |path: &str, words: &[&str]| {
+        let url = format!("http://me:secret@127.0.0.1:{}/{path}", server.port);
+        let json = format!(r#"json:{{"driver":"qcow2","file":{{"driver":"http","url":"{url}"}}}}"#);
+        for name in [url, json] {
+            let told = place.run("our qemu-img", &[words, &[&name]].concat());
+            let told = told.out + &told.err;
+            assert!(told.contains("me:***@127.0.0.1"), "{told}");
+            assert!(!told.contains("secret"), "{told}");
+        }
+    };
+    tell("disk.qcow2", &["info"]);
+    tell("disk.qcow2", &["info", "--output=json"]);
+    tell("denied", &["info"]);
+    tell("denied", &["check"]);
+}

@@ -101,6 +101,9 @@ pub(super) fn content(status: StatusCode, headers: &HeaderMap) -> Result<Content
                 .ok_or("the server refuses the range, and does not say how long the file is")?;
             Ok(Content::Beyond(total))
         }
+        StatusCode::OK if headers.contains_key(CONTENT_RANGE) => {
+            Err("the answer says that it is the whole file, and names a range of it".to_owned())
+        }
         StatusCode::OK => {
             let length = match text(headers, CONTENT_LENGTH) {
                 Some(length) => Some(length.parse().map_err(|_| "the length makes no sense")?),
@@ -171,6 +174,7 @@ mod tests {
         let told =
             |status: u16, list| content(StatusCode::from_u16(status).unwrap(), &headers(list));
         assert_eq!(told(200, &[]), Ok(Content::Whole(None)));
+        assert!(told(200, &[("content-range", "bytes 0-4/10")]).is_err());
         assert_eq!(
             told(200, &[("content-length", "5")]),
             Ok(Content::Whole(Some(5)))

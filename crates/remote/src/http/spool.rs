@@ -8,7 +8,10 @@ use std::sync::Arc;
 use rustix::fs::fstatvfs;
 use vellum_io::{Error, ErrorKind, Result};
 
-use super::answer::{Content, Version};
+use reqwest::Version;
+use reqwest::header::TRANSFER_ENCODING;
+
+use super::answer::{self, Content};
 use super::source::{Answer, Source};
 use crate::failure::Failure;
 
@@ -34,6 +37,15 @@ fn no_space(source: &Source, wanted: u64, free: u64) -> Failure {
     Failure::Final(error.target(source.name()))
 }
 
+/// Whether an answer of unknown length ends otherwise than with its connection, which a server that is
+/// killed ends, too.
+fn tells_its_end(response: &reqwest::Response) -> bool {
+    let encodings = response.headers().get_all(TRANSFER_ENCODING).iter();
+    let mut encodings = encodings.filter_map(|value| value.to_str().ok());
+    response.version() >= Version::HTTP_2
+        || encodings.any(|value| value.to_ascii_lowercase().contains("chunked"))
+}
+
 /// Copies the content of an answer with the whole file. What has come before a failure is of no
 /// use: whoever tries again begins anew.
 pub(super) async fn spool(source: &Source, answer: Answer) -> Result<(File, u64), Failure> {
@@ -44,6 +56,12 @@ pub(super) async fn spool(source: &Source, answer: Answer) -> Result<(File, u64)
     else {
         unreachable!("only whole files are spooled");
     };
+    if length.is_none() && !tells_its_end(&response) {
+        let message = "the server says neither how long the file is nor where it ends: what comes could \
+                       be a part of it";
+        let error = Error::new(ErrorKind::Unsupported, "open", message);
+        return Err(Failure::Final(error.target(source.name())));
+    }
     let file = tempfile::tempfile().map_err(|error| {
         let error = Error::from_io("make a temporary file for", &error);
         Failure::Final(error.target(source.name()))
@@ -90,7 +108,7 @@ pub(super) async fn spool(source: &Source, answer: Answer) -> Result<(File, u64)
         let error = Error::new(ErrorKind::Protocol, "open", "the file ends too early");
         return Err(Failure::Passing(error.target(source.name()), None));
     }
-    source.set_version(Version::of(response.headers(), written));
+    source.set_version(answer::Version::of(response.headers(), written));
     let file = Arc::try_unwrap(file).or_else(|file| file.try_clone());
     let file = file.map_err(|error| Failure::Final(Error::from_io("open", &error)))?;
     Ok((file, written))

@@ -213,6 +213,20 @@ fn without_ranges_the_file_is_copied_once() {
     assert!(said.contains("copying all of it"), "{said}");
 }
 
+/// The connection of a server that is killed ends, too.
+#[test]
+fn a_file_whose_end_nobody_tells_is_refused() {
+    for len in [MIB, 3 * MIB] {
+        let server = Server::new(content(5, 3 * MIB));
+        server.decide(move |_| Answer::WholeUntilTheEnd(len));
+        lane::block_on(async {
+            let opened = RemoteStorage::open_http(quick(server.url())).await;
+            let refused = opened.expect_err("it may be a part");
+            assert!(refused.to_string().contains("where it ends"), "{refused}");
+        });
+    }
+}
+
 #[test]
 fn credentials_do_not_follow_to_other_servers() {
     let bytes = content(6, MIB);

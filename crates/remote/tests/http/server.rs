@@ -37,6 +37,8 @@ pub enum Answer {
     Whole,
     /// The whole file in chunks.
     WholeChunked,
+    /// As much of the whole file as of old servers: its end is that of the connection.
+    WholeUntilTheEnd(usize),
     /// Other bytes than were asked for, and the answer says so.
     Shifted,
     /// Fewer than were asked for, and the answer says so.
@@ -236,7 +238,10 @@ impl Served {
             _ => {}
         }
         let total = self.bytes.len() as u64;
-        let whole = matches!(answer, Answer::Whole | Answer::WholeChunked);
+        let whole = matches!(
+            answer,
+            Answer::Whole | Answer::WholeChunked | Answer::WholeUntilTheEnd(_)
+        );
         let Some(range) = request.range.clone().filter(|_| !whole) else {
             return self.send_whole(answer, out);
         };
@@ -301,6 +306,11 @@ impl Served {
             }
             out.write_all(b"0\r\n\r\n")?;
             return Ok(true);
+        }
+        if let Answer::WholeUntilTheEnd(len) = answer {
+            out.write_all((head + "Connection: close\r\n\r\n").as_bytes())?;
+            out.write_all(&bytes[..bytes.len().min(*len)])?;
+            return Ok(false);
         }
         head += &format!("Content-Length: {}\r\n\r\n", bytes.len());
         out.write_all(head.as_bytes())?;
