@@ -1,10 +1,13 @@
 //! The folder of a cache: the two files of each version of a file.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::FallocateFlags;
 use vellum_io::{Error, ErrorKind, Result};
@@ -20,6 +23,8 @@ const TRACE: &str = "trace";
 const LOCK: &str = "lock";
 /// So often somebody may take files away while they are opened.
 const ATTEMPTS: u32 = 100;
+/// The longest pause between two of them.
+const PAUSE_MILLISECONDS: u64 = 16;
 
 /// A cache's folder.
 #[derive(Debug, Clone)]
@@ -31,6 +36,19 @@ pub(super) struct Files {
     /// Claims are made on it; it says who uses the others.
     pub(super) index: File,
     pub(super) data: File,
+}
+
+/// What an index is now.
+enum Prepared {
+    Whole,
+    /// It is damaged, and somebody has it open.
+    InUse(Error),
+}
+
+/// Waits for what others are doing for a moment: not all of them equally long.
+fn pause() {
+    let milliseconds = 1 + RandomState::new().hash_one(0) % PAUSE_MILLISECONDS;
+    std::thread::sleep(Duration::from_millis(milliseconds));
 }
 
 fn failed(operation: &'static str, path: &Path, error: &io::Error) -> Error {
@@ -110,13 +128,20 @@ impl Directory {
     /// long as they are open.
     pub(super) fn files(&self, identity: &Identity) -> Result<Files> {
         let stem = identity.stem();
-        for _ in 0..ATTEMPTS {
+        let mut damage = None;
+        for attempt in 0..ATTEMPTS {
+            if attempt > 0 {
+                pause();
+            }
             let index = self.open_file(&stem, INDEX, true)?;
             if !ranges::try_share(&index, &USERS)? || !self.is_there(&stem, &index) {
-                // Somebody is taking it away.
+                // Somebody is making it, or taking it away.
                 continue;
             }
-            self.prepare(identity, &index)?;
+            if let Prepared::InUse(error) = self.prepare(identity, &index)? {
+                damage = Some(error);
+                continue;
+            }
             let data = self.open_file(&stem, DATA, true)?;
             set_len_at_least(&data, identity.len_bytes)
                 .map_err(|error| failed("make", &self.file(&stem, DATA), &error))?;
@@ -125,8 +150,10 @@ impl Directory {
                 .map_err(|error| failed("make", &self.file(&stem, INDEX), &error))?;
             return Ok(Files { index, data });
         }
-        let message = "its files come and go; is another program at work in the folder?";
-        Err(Error::new(ErrorKind::Io, "open", message).target(self.0.display().to_string()))
+        Err(damage.unwrap_or_else(|| {
+            let message = "its files come and go; is another program at work in the folder?";
+            Error::new(ErrorKind::Io, "open", message).target(self.0.display().to_string())
+        }))
     }
 
     /// Whether an open index is still the one of this name.
@@ -139,7 +166,7 @@ impl Directory {
     }
 
     /// Sees that an index has the header of a version. Two may do this at once: they write the same.
-    fn prepare(&self, identity: &Identity, index: &File) -> Result<()> {
+    fn prepare(&self, identity: &Identity, index: &File) -> Result<Prepared> {
         let path = self.file(&identity.stem(), INDEX);
         let mut page = vec![0; HEADER_BYTES as usize];
         let is_new = match index.read_exact_at(&mut page, 0) {
@@ -148,7 +175,7 @@ impl Directory {
         };
         if !is_new {
             match Identity::decode(&page) {
-                Ok(found) if identity.is_told_by(&found) => return Ok(()),
+                Ok(found) if identity.is_told_by(&found) => return Ok(Prepared::Whole),
                 Ok(_) => {
                     let why = "it is the index of another file; remove it";
                     return Err(wrong(ErrorKind::InvalidImage, &path, why));
@@ -156,7 +183,9 @@ impl Directory {
                 // A power cut may have torn it. Nobody has used it then, or it would be whole.
                 Err(error) => {
                     if !ranges::try_claim(index, &USERS)? {
-                        return Err(wrong(error.kind(), &path, error.message()));
+                        // Whoever has found the same a moment ago lets it go, too.
+                        let error = wrong(error.kind(), &path, error.message());
+                        return Ok(Prepared::InUse(error));
                     }
                     let emptied = index.set_len(0);
                     emptied.map_err(|error| failed("make", &path, &error))?;
@@ -165,24 +194,26 @@ impl Directory {
         }
         let made = index.write_all_at(&identity.encode(), 0);
         made.map_err(|error| failed("make", &path, &error))?;
-        ranges::try_share(index, &USERS).map(drop)
+        ranges::try_share(index, &USERS)?;
+        Ok(Prepared::Whole)
     }
 
-    /// The versions in the folder: what their files' names begin with.
+    /// The versions in the folder, whole or not: what their files' names begin with.
     pub(super) fn stems(&self) -> Result<Vec<String>> {
         let listed = fs::read_dir(&self.0).map_err(|error| failed("list", &self.0, &error))?;
-        let mut stems = Vec::new();
+        let mut stems = BTreeSet::new();
         for entry in listed {
             let entry = entry.map_err(|error| failed("list", &self.0, &error))?;
             let name = PathBuf::from(entry.file_name());
-            if name.extension().is_some_and(|kind| kind == INDEX)
+            if name
+                .extension()
+                .is_some_and(|kind| kind == INDEX || kind == DATA)
                 && let Some(stem) = name.file_stem().and_then(|stem| stem.to_str())
             {
-                stems.push(stem.to_owned());
+                stems.insert(stem.to_owned());
             }
         }
-        stems.sort();
-        Ok(stems)
+        Ok(stems.into_iter().collect())
     }
 
     /// What an index says that it is of, with the files, if all of them are there and sound.
@@ -204,6 +235,16 @@ impl Directory {
             found.map_or(0, |found| found.blocks() * 512)
         };
         Ok(self.stems()?.iter().map(used).sum())
+    }
+
+    /// Takes away what is there of a version that is not whole, if nobody has it open or makes it.
+    pub(super) fn remove_damaged(&self, stem: &str) -> Result<()> {
+        let index = self.open_file(stem, INDEX, true)?;
+        match self.look_into(stem) {
+            // Somebody has made it whole meanwhile.
+            Some(_) => Ok(()),
+            None => self.remove_unused(stem, Some(&index)),
+        }
     }
 
     /// Takes the files of a version away, if nobody has them open.
@@ -349,5 +390,50 @@ mod tests {
         assert!(directory.files(&identity("2")).is_err());
         drop(files);
         directory.files(&identity("2")).unwrap();
+    }
+
+    #[test]
+    fn several_make_one_torn_index_anew() {
+        for _ in 0..50 {
+            let folder = private_folder();
+            let directory = Directory::open(folder.path()).unwrap();
+            let index = folder
+                .path()
+                .join(format!("{}.index", identity("1").stem()));
+            fs::write(index, [7; 5000]).unwrap();
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| directory.files(&identity("1")).expect("files"));
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn what_is_damaged_goes_unless_somebody_has_it_open() {
+        let folder = private_folder();
+        let directory = Directory::open(folder.path()).unwrap();
+        let path = |kind| {
+            folder
+                .path()
+                .join(format!("{}.{kind}", identity("1").stem()))
+        };
+        let stem = identity("1").stem();
+        for damage in [&[][..], &[7; 5000]] {
+            let used = directory.files(&identity("1")).unwrap();
+            directory.remove_damaged(&stem).unwrap();
+            assert!(path(DATA).exists(), "it is whole");
+            fs::write(path(INDEX), damage).unwrap();
+            directory.remove_damaged(&stem).unwrap();
+            assert!(path(DATA).exists(), "it is used");
+            drop(used);
+            directory.remove_damaged(&stem).unwrap();
+            assert!(directory.stems().unwrap().is_empty());
+        }
+        drop(directory.files(&identity("1")).unwrap());
+        fs::remove_file(path(INDEX)).unwrap();
+        assert_eq!(directory.stems().unwrap(), std::slice::from_ref(&stem));
+        directory.remove_damaged(&stem).unwrap();
+        assert!(directory.stems().unwrap().is_empty());
     }
 }

@@ -25,17 +25,18 @@ struct Version {
 }
 
 /// Throws groups out until what is there takes `goal_bytes` at most, or nothing is left to go. If
-/// somebody else does so already, nothing is done.
-pub(super) async fn make_room(directory: &Directory, goal_bytes: u64) -> Result<()> {
+/// somebody else does so already, nothing is done; whether it was this one's turn.
+pub(super) async fn make_room(directory: &Directory, goal_bytes: u64) -> Result<bool> {
     let lock = directory.lock()?;
     if !ranges::try_claim(&lock, &(0..1))? {
-        return Ok(());
+        return Ok(false);
     }
     let mut left_bytes = directory.used_bytes()?;
     if left_bytes <= goal_bytes {
-        return Ok(());
+        return Ok(true);
     }
     let versions = versions(directory)?;
+    left_bytes = directory.used_bytes()?;
     let mut groups = Vec::new();
     for (at, version) in versions.iter().enumerate() {
         let used = |group| version.table.used_milliseconds(group);
@@ -55,18 +56,20 @@ pub(super) async fn make_room(directory: &Directory, goal_bytes: u64) -> Result<
             directory.remove_unused(stem, place.claims())?;
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 fn versions(directory: &Directory) -> Result<Vec<Version>> {
     let mut versions = Vec::new();
     for stem in directory.stems()? {
-        // What is damaged is nobody's, and is made anew by whoever wants it.
-        if let Some((identity, files)) = directory.look_into(&stem) {
-            let table = SharedTable::map(&files.index, &identity.table())?;
-            let place = Place::of_files(identity, files)?;
-            versions.push(Version { stem, place, table });
-        }
+        let Some((identity, files)) = directory.look_into(&stem) else {
+            // It is nobody's, and is made anew by whoever wants it: until then it would take room for ever.
+            directory.remove_damaged(&stem)?;
+            continue;
+        };
+        let table = SharedTable::map(&files.index, &identity.table())?;
+        let place = Place::of_files(identity, files)?;
+        versions.push(Version { stem, place, table });
     }
     Ok(versions)
 }

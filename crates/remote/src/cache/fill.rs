@@ -42,6 +42,8 @@ const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LONGEST_LOOK: Duration = Duration::from_millis(20);
 /// Between two tries during an outage.
 const OUTAGE_PAUSE: Duration = Duration::from_millis(500);
+/// So often whoever makes room looks whether there is enough.
+const ROUNDS_OF_ROOM: u32 = 16;
 /// So long nothing is stored after that has failed.
 const STORE_PAUSE: Duration = Duration::from_secs(10);
 /// After so many bytes it is looked how much the folder takes; with small limits more often.
@@ -427,10 +429,19 @@ impl Cache {
             state.stored_bytes = 0;
         }
         let directory = directory.clone();
-        let over = directory.used_bytes().is_ok_and(|used| used > limit);
-        // What cannot go now is tried again later.
-        if over && let Err(error) = evict::make_room(&directory, limit - limit / 8).await {
-            self.say(&format!("no room could be made in the cache: {error}"));
+        // Who finds that somebody makes room already leaves it to that one, so that one looks again at
+        // what was stored meanwhile. What cannot go now is tried again later.
+        for _ in 0..ROUNDS_OF_ROOM {
+            if !directory.used_bytes().is_ok_and(|used| used > limit) {
+                return;
+            }
+            match evict::make_room(&directory, limit - limit / 8).await {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => {
+                    return self.say(&format!("no room could be made in the cache: {error}"));
+                }
+            }
         }
     }
 }

@@ -158,6 +158,8 @@ fn the_folder_keeps_its_limit_while_others_read() {
         check_all(&*cache, &other.0.bytes).await;
         cache.close().await.unwrap();
     });
+    let used = used_bytes(folder.path());
+    assert!(used < limit + limit / 8, "{used}");
     let indexes = fs::read_dir(folder.path()).unwrap();
     let is_index = |name: &Path| name.extension().is_some_and(|kind| kind == "index");
     let indexes = indexes.filter(|file| is_index(&file.as_ref().unwrap().path()));
