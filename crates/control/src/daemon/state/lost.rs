@@ -13,7 +13,7 @@ use std::rc::Rc;
 use serde_json::{Map, Value, json};
 
 use super::described::{below, bottom_up, cannot_stand, place, references_of, stands_on};
-use super::restore::{SavedExport, SavedJob, SavedState, check_same};
+use super::restore::{SavedExport, SavedJob, SavedState, check_same, shown_instead};
 use crate::Nodes;
 use crate::daemon::Daemon;
 use crate::daemon::config::{PartKey, PartKind, Parts};
@@ -258,18 +258,6 @@ impl Lost {
         with_lost(known, &self.chains_left)
     }
 
-    /// The nodes that exports of some disks showed instead of these.
-    fn shown_instead(&self, wanted: &Parts) -> BTreeMap<String, String> {
-        let instead = self.exports.iter().filter_map(|export| {
-            let key = PartKey::new(PartKind::Export, &*export.id);
-            let disk = wanted.get(&key)?.arguments.get("node-name")?.as_str()?;
-            let made_for = self.config.get(&key.to_string())?.as_str()?;
-            let is_other = disk == made_for && export.node != disk;
-            is_other.then(|| (disk.to_owned(), export.node.clone()))
-        });
-        instead.collect()
-    }
-
     /// The exports of a configuration that would show what lacks something.
     fn refused(&self, wanted: &Parts, nodes: &Nodes) -> Vec<(PartKey, String)> {
         let withheld = self.withheld(nodes);
@@ -279,7 +267,7 @@ impl Lost {
             .for_each(|node| references_of(node, &mut below));
         let instead = match self.nodes.is_empty() {
             true => BTreeMap::new(),
-            false => self.shown_instead(wanted),
+            false => shown_instead(&self.exports, &self.config, wanted),
         };
         let keys = wanted.keys().filter(|key| key.kind == PartKind::Export);
         let refused = keys.filter_map(|key| {
@@ -341,7 +329,8 @@ impl Daemon {
 
     /// The nodes that exports of some disks showed instead of these, and that were lost.
     pub fn shown_before_loss(&self, wanted: &Parts) -> BTreeMap<String, String> {
-        self.state.lost.lock().shown_instead(wanted)
+        let lost = self.state.lost.lock();
+        shown_instead(&lost.exports, &lost.config, wanted)
     }
 
     /// Leaves out the exports that would show a disk without what was written to a node that is lost,

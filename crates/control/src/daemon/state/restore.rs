@@ -93,6 +93,22 @@ pub(super) fn text(object: &Map<String, Value>, key: &str) -> Result<String, Str
     found.ok_or_else(|| format!("'{key}' is missing"))
 }
 
+/// The nodes that exports of some disks showed instead of these; `config` is what these were made from.
+pub(super) fn shown_instead(
+    exports: &[SavedExport],
+    config: &Map<String, Value>,
+    wanted: &Parts,
+) -> BTreeMap<String, String> {
+    let instead = exports.iter().filter_map(|export| {
+        let key = PartKey::new(PartKind::Export, &*export.id);
+        let disk = wanted.get(&key)?.arguments.get("node-name")?.as_str()?;
+        let made_for = config.get(&key.to_string())?.as_str()?;
+        let is_other = disk == made_for && export.node != disk;
+        is_other.then(|| (disk.to_owned(), export.node.clone()))
+    });
+    instead.collect()
+}
+
 impl SavedState {
     pub(super) fn of(mut content: Value) -> Result<SavedState, String> {
         let objects = objects_of(&mut content, "objects")?;
@@ -192,18 +208,6 @@ impl SavedState {
         jobs.any(|arguments| is_name(arguments.get("target")))
             && !self.exports.iter().any(|export| export.node == name)
             && !self.nodes.iter().any(|node| is_name(node.get("backing")))
-    }
-
-    /// The nodes that the exports of some disks showed instead of these.
-    fn shown_instead(&self, wanted: &Parts) -> BTreeMap<String, String> {
-        let instead = self.exports.iter().filter_map(|export| {
-            let key = PartKey::new(PartKind::Export, &*export.id);
-            let disk = wanted.get(&key)?.arguments.get("node-name")?.as_str()?;
-            let made_for = self.config.get(&key.to_string())?.as_str()?;
-            let is_other = disk == made_for && export.node != disk;
-            is_other.then(|| (disk.to_owned(), export.node.clone()))
-        });
-        instead.collect()
     }
 }
 
@@ -375,7 +379,7 @@ impl Daemon {
     pub fn restore_leads(&self, saved: &SavedState, wanted: &Parts) {
         let steps = saved.led.iter();
         let steps = steps.filter_map(|(from, to)| Some((from.clone(), to.as_str()?.to_owned())));
-        let shown = saved.shown_instead(wanted);
+        let shown = shown_instead(&saved.exports, &saved.config, wanted);
         self.nodes.restore_leads(steps.collect(), shown);
     }
 
