@@ -32,11 +32,15 @@ impl BlockDevice for SnapshotView {
         let core = self.0.clone();
         let grains = core.grains(offset_bytes, buffer.len() as u64);
         if !core.has_todo(&grains) {
-            return core.target.read(offset_bytes, buffer);
+            return match core.check_shown(offset_bytes) {
+                Ok(()) => core.target.read(offset_bytes, buffer),
+                Err(error) => Io::ready(Err(error)),
+            };
         }
         Io::task(spawn(async move {
             let _read = core.clone().read(grains).await;
-            core.target.read(offset_bytes, buffer).await
+            let buffer = core.target.read(offset_bytes, buffer).await?;
+            core.check_shown(offset_bytes).map(|()| buffer)
         }))
     }
 
@@ -45,14 +49,18 @@ impl BlockDevice for SnapshotView {
     fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
         let core = self.0.clone();
         if !core.has_todo(&core.grains(offset_bytes, len_bytes)) {
-            return core.target.block_status(offset_bytes, len_bytes, max_depth);
+            return match core.check_shown(offset_bytes) {
+                Ok(()) => core.target.block_status(offset_bytes, len_bytes, max_depth),
+                Err(error) => Io::ready(Err(error)),
+            };
         }
         let len_bytes = len_bytes.min(MAX_ASKED_BYTES);
         let grains = core.grains(offset_bytes, len_bytes);
         Io::task(spawn(async move {
             let _read = core.clone().read(grains).await;
             let asked = core.target.block_status(offset_bytes, len_bytes, max_depth);
-            asked.await
+            let extent = asked.await?;
+            core.check_shown(offset_bytes).map(|()| extent)
         }))
     }
 }
@@ -62,6 +70,15 @@ impl BlockDevice for SnapshotView {
 pub(super) struct SnapshotAccess(pub(super) Arc<Core>);
 
 impl Core {
+    /// Refuses what nobody can see any more. After a read it tells whether that saw old bytes: a
+    /// change for whose sake they are given up begins only afterwards.
+    fn check_shown(&self, at: u64) -> vellum::Result<()> {
+        match self.lock().broken {
+            None => Ok(()),
+            Some(_) => Err(inaccessible(at)),
+        }
+    }
+
     /// Where a run of old bytes lies, and where it ends; whoever asks keeps it from changing.
     fn place(&self, at: u64, end: u64) -> vellum::Result<(&dyn BlockDevice, u64)> {
         let grains = self.grains(at, end - at);
@@ -112,10 +129,12 @@ impl Core {
         while at < end {
             let (device, run_end) = self.place(at, end)?;
             if at == offset_bytes && run_end == end {
-                return device.read(at, buffer).await;
+                let buffer = device.read(at, buffer).await?;
+                return self.check_shown(at).map(|()| buffer);
             }
             let part = Buffer::for_read((run_end - at) as usize);
             let part = device.read(at, part).await?;
+            self.check_shown(at)?;
             let place = (at - offset_bytes) as usize..(run_end - offset_bytes) as usize;
             buffer[place].copy_from_slice(&part);
             at = run_end;
@@ -137,6 +156,7 @@ impl Core {
         let (device, end) = self.place(offset_bytes, offset_bytes + len_bytes)?;
         let asked = device.block_status(offset_bytes, end - offset_bytes, u32::MAX);
         let extent = asked.await?;
+        self.check_shown(offset_bytes)?;
         // As a snapshot it is one layer, and its bytes lie nowhere for long.
         Ok(Extent::new(extent.len_bytes, extent.kind))
     }

@@ -14,7 +14,7 @@ use crate::live::blocked_device::BlockedDevice;
 
 const SIZE_BYTES: u64 = 256 << 10;
 
-/// A device that is asked what lies where only once it is told to answer.
+/// A device that tells what lies where, and what, only once it is told to answer.
 #[derive(Debug)]
 struct Asked {
     device: Arc<dyn BlockDevice>,
@@ -39,8 +39,18 @@ impl Asked {
 
 impl BlockDevice for Asked {
     delegate!(
-        device: info, size_bytes, read, write, write_zeroes, discard, flush, truncate, close,
+        device: info, size_bytes, write, write_zeroes, discard, flush, truncate, close,
     );
+    fn read(&self, at: u64, buffer: Buffer) -> Io<Buffer> {
+        if self.answers.load(Ordering::SeqCst) {
+            return self.device.read(at, buffer);
+        }
+        let (device, told) = (self.device.clone(), self.told.listen());
+        Io::task(spawn(async move {
+            told.await;
+            device.read(at, buffer).await
+        }))
+    }
     fn block_status(&self, at: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
         if self.answers.load(Ordering::SeqCst) {
             return self.device.block_status(at, len_bytes, max_depth);
@@ -141,5 +151,41 @@ fn nobody_waits_for_a_target_that_does_not_answer_once_it_is_over() {
         left.await;
         assert_eq!(target.first_byte().await, 1, "what the source showed");
         assert_eq!(source.first_byte().await, 2);
+    });
+}
+
+/// A filter over ones that gives old bytes up after a moment, and its source, which has not been
+/// read when that has happened for a write of twos.
+async fn given_up() -> (Arc<CopyBeforeWrite>, Arc<Asked>, Io<Buffer>, Io<Extent>) {
+    let file = Arc::new(MemStorage::with_bytes(vec![1; 4096]));
+    let source = Asked::new(Raw::open(file, RawOptions::default()).expect("a device"));
+    let target = BlockedDevice::new(0, true);
+    let keeping = CopyBeforeWriteOptions {
+        on_error: OnCopyError::BreakSnapshot,
+        timeout: Some(Duration::from_millis(1)),
+        ..CopyBeforeWriteOptions::new(4096, DirtyMap::new(4096))
+    };
+    let filter = CopyBeforeWrite::new(source.clone(), target, keeping);
+    let read = filter.snapshot().read(0, Buffer::for_read(512));
+    let status = filter.snapshot().block_status(0, 512, u32::MAX);
+    some_turns().await;
+    let twos = Buffer::copy_of(&[2; 512]);
+    let write = filter.write(0, twos, RequestFlags::default());
+    write.await.expect("a write, without a copy");
+    (filter, source, read, status)
+}
+
+#[test]
+fn a_read_of_the_snapshot_that_was_under_way_when_it_broke_gets_nothing() {
+    block_on(async {
+        let (filter, source, read, status) = given_up().await;
+        source.answer();
+        let read = read.await.expect_err("new bytes are no old ones");
+        assert_eq!(read.errno(), 13);
+        status.await.expect_err("of what is there now");
+        let view = filter.snapshot_view();
+        let read = view.read(0, Buffer::for_read(512)).await;
+        read.expect_err("nor through the target");
+        view.block_status(0, 512, u32::MAX).await.expect_err("nor");
     });
 }
