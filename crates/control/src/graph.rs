@@ -44,6 +44,7 @@ impl OpenContext {
     fn without_kept_files(&self) -> OpenContext {
         let mut around = self.clone();
         around.place.kept.clear();
+        around.place.restored = false;
         around
     }
 }

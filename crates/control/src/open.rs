@@ -41,6 +41,8 @@ pub(crate) struct Ancestry {
     pub(crate) renewal: bool,
     /// It is opened as it was before a change that failed: nobody has come in its way since.
     pub(crate) reverts: bool,
+    /// It is as a state file says that it was when another process ended.
+    pub(crate) restored: bool,
     /// Files that are open already, for whoever opens them anew: their locks pass on.
     pub(crate) kept: Vec<Arc<FileStorage>>,
 }
@@ -355,6 +357,12 @@ impl Ancestry {
     pub(crate) fn own_name<'a>(&'a self, given: Option<&'a str>) -> Option<&'a str> {
         let kept = self.parent.as_deref().filter(|_| self.renewal);
         given.or(kept).filter(|_| self.nodes.are_live())
+    }
+
+    /// Whether the node whose parts are opened here is there already, and is opened anew.
+    pub(crate) fn is_renewed(&self) -> bool {
+        let parent = self.parent.as_deref();
+        parent.is_some_and(|parent| self.nodes.contains(parent))
     }
 
     /// The place of what stands below a node.

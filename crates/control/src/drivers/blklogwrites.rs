@@ -37,7 +37,8 @@ pub(super) async fn open(
     }
     let chosen = LogOptions {
         sector_bytes,
-        append,
+        // One that is opened anew goes on where it was.
+        append: append || around.place.is_renewed(),
         update_interval,
     };
     let storage = LogWritesStorage::open(file.storage(), log.storage(), chosen).await?;

@@ -4,13 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use vellum::qcow2::DirtyBitmap;
 use vellum::{BlockDevice, Error, ErrorKind, Result};
-use vellum_jobs::live::{CopyBeforeWrite, CopyBeforeWriteOptions, DirtyMap, OnCopyError};
+use vellum_jobs::live::{CopyBeforeWrite, CopyBeforeWriteOptions, DirtyMap, Moment, OnCopyError};
 
 use crate::file_node::CommonOptions;
 use crate::graph::{OpenContext, OpenedNode, Role, child, invalid, refuse_unknown};
 use crate::node_bitmap;
 use crate::nodes::{Changes, ChildAccess, Passes};
+use crate::open::Ancestry;
 use crate::options::Options;
 
 const DRIVER: &str = "copy-before-write";
@@ -93,6 +95,62 @@ fn take_bitmap(options: &mut Options) -> Result<Option<BitmapName>> {
     }
 }
 
+/// Of which moment a filter keeps what was there.
+enum Begin {
+    /// Of now, or what a bitmap tells of that.
+    Now(Option<DirtyBitmap>),
+    /// Of the one that it kept before it was opened anew.
+    Resumed(Arc<Moment>),
+    /// Of one that ended with the process before: nobody knows what has changed since.
+    GivenUp,
+}
+
+async fn begin(place: &Ancestry, bitmap: Option<BitmapName>) -> Result<Begin> {
+    let nodes = &place.nodes;
+    if let Some(moment) = nodes.moment(place) {
+        return Ok(Begin::Resumed(moment));
+    }
+    if place.restored {
+        return Ok(Begin::GivenUp);
+    }
+    let Some(BitmapName { node, name }) = bitmap else {
+        return Ok(Begin::Now(None));
+    };
+    if !nodes.contains(&node) {
+        return Err(invalid(format!("Node '{node}' not found")));
+    }
+    let found = node_bitmap::find(nodes, &node, &name).await?;
+    let Some((bitmap, _)) = found else {
+        return Err(invalid(format!("Dirty bitmap '{name}' not found")));
+    };
+    Ok(Begin::Now(Some(bitmap.read().await?)))
+}
+
+impl Begin {
+    fn filter(
+        self,
+        source: Arc<dyn BlockDevice>,
+        target: Arc<dyn BlockDevice>,
+        keeping: CopyBeforeWriteOptions,
+    ) -> Arc<CopyBeforeWrite> {
+        match self {
+            Begin::Resumed(moment) => CopyBeforeWrite::resumed(source, target, keeping, &moment),
+            Begin::GivenUp => {
+                let filter = CopyBeforeWrite::new(source, target, keeping);
+                filter.give_up();
+                filter
+            }
+            Begin::Now(shown) => {
+                let filter = CopyBeforeWrite::new(source, target, keeping);
+                if let Some(shown) = shown {
+                    filter.show_only(shown.ranges());
+                }
+                filter
+            }
+        }
+    }
+}
+
 pub(super) async fn open(
     mut options: Options,
     _common: CommonOptions,
@@ -107,23 +165,15 @@ pub(super) async fn open(
     let target = child(&mut options, "target", Role::Image, &around).await?;
     refuse_unknown(&options, DRIVER)?;
     let nodes = &around.place.nodes;
-    let shown = match bitmap {
-        None => None,
-        Some(BitmapName { node, name }) => {
-            if !nodes.contains(&node) {
-                return Err(invalid(format!("Node '{node}' not found")));
-            }
-            let found = node_bitmap::find(nodes, &node, &name).await?;
-            let Some((bitmap, _)) = found else {
-                return Err(invalid(format!("Dirty bitmap '{name}' not found")));
-            };
-            Some(bitmap.read().await?)
-        }
-    };
+    let begins = begin(&around.place, bitmap).await?;
     let min_cluster_bytes = check_min_cluster(min_cluster_bytes)?;
     let source = file.into_device(&around.flags).await?;
     let target = target.into_device(&around.flags).await?;
-    if source.size_bytes() != target.size_bytes() {
+    let kept_bytes = match &begins {
+        Begin::Resumed(moment) => moment.size_bytes(),
+        Begin::Now(_) | Begin::GivenUp => source.size_bytes(),
+    };
+    if kept_bytes != target.size_bytes() {
         return Err(invalid("Source and target image have different sizes"));
     }
     let cluster_bytes = target.info().cluster_size_bytes.unwrap_or_default();
@@ -134,10 +184,7 @@ pub(super) async fn open(
         timeout,
         ..CopyBeforeWriteOptions::new(min_cluster_bytes.max(cluster_bytes), written)
     };
-    let filter = CopyBeforeWrite::new(source, target, keeping);
-    if let Some(shown) = shown {
-        filter.show_only(shown.ranges());
-    }
+    let filter = begins.filter(source, target, keeping);
     let through_filter = ChildAccess {
         passes: Passes::AllAndKeeps,
         ..ChildAccess::keeping(Changes::NONE)

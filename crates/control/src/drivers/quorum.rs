@@ -74,9 +74,7 @@ pub(super) async fn open(
     around: OpenContext,
 ) -> Result<OpenedNode> {
     let nodes = &around.place.nodes;
-    let parent = around.place.parent.as_deref();
-    let is_renewed = parent.is_some_and(|parent| nodes.contains(parent));
-    let numbers = numbers_of_children(&options, is_renewed)?;
+    let numbers = numbers_of_children(&options, around.place.is_renewed())?;
     let quorum = take(&mut options, numbers.len())?;
     let mut children = Vec::new();
     for number in numbers {

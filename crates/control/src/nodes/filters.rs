@@ -43,6 +43,7 @@ impl Nodes {
             front: None,
             origin: None,
             bitmaps: NodeBitmaps::default(),
+            moment: None,
             backing_text: None,
             is_filter: true,
             next_child: None,

@@ -28,6 +28,7 @@ mod filters;
 mod inventory;
 mod jobs;
 mod leading;
+mod moments;
 mod named;
 mod names;
 mod node_table;
@@ -47,6 +48,7 @@ use parking_lot::{Mutex, MutexGuard};
 use vellum::nodes::Link;
 use vellum::qcow2::CacheBudget;
 use vellum::{BlockDevice, Error, ErrorKind, Result};
+use vellum_jobs::live::Moment;
 use vellum_storage::nodes::watch::WriteWatch;
 
 use crate::OpenFlags;
@@ -91,6 +93,8 @@ struct Node {
     front: Option<Arc<dyn BlockDevice>>,
     origin: Option<Arc<Origin>>,
     bitmaps: NodeBitmaps,
+    /// While it is opened anew: what it keeps of the moment at which it was made.
+    moment: Option<Arc<Moment>>,
     /// What it said that it stands on when it was opened.
     backing_text: Option<String>,
     /// A job has put it in front of another one.
@@ -221,6 +225,18 @@ impl Nodes {
     /// # Errors
     /// In QEMU's words, as far as it has some.
     pub async fn add(&self, options: Options) -> Result<()> {
+        self.add_as(options, false).await
+    }
+
+    /// As [`Nodes::add`], as a state file says that the node was when another process ended.
+    ///
+    /// # Errors
+    /// As [`Nodes::add`].
+    pub(crate) async fn add_restored(&self, options: Options) -> Result<()> {
+        self.add_as(options, true).await
+    }
+
+    async fn add_as(&self, options: Options, restored: bool) -> Result<()> {
         let Some(driver) = options.get_text("driver").map(str::to_owned) else {
             return Err(invalid("Parameter 'driver' is missing"));
         };
@@ -233,7 +249,7 @@ impl Nodes {
                 "Parameter 'driver' does not accept value '{driver}'"
             ))
         })?;
-        self.open_root(&name, options).await
+        self.open_root(&name, options, restored).await
     }
 
     /// Opens a node that a command needs for itself, as [`Nodes::add`] does. Without a name it
@@ -251,18 +267,20 @@ impl Nodes {
             None => self.make_up_name(),
         };
         options.set_text("node-name", &*name);
-        self.open_root(&name, options).await?;
+        self.open_root(&name, options, false).await?;
         Ok(name)
     }
 
-    async fn open_root(&self, name: &str, options: Options) -> Result<()> {
+    async fn open_root(&self, name: &str, options: Options, restored: bool) -> Result<()> {
+        let mut place = Ancestry::among(self.clone(), name);
+        place.restored = restored;
         let around = OpenContext {
             flags: OpenFlags {
                 writable: true,
                 ..OpenFlags::default()
             },
             policy: FilePolicy::Any,
-            place: Ancestry::among(self.clone(), name),
+            place,
         };
         // It names itself, as does every node below it that wants to.
         match graph::open(options, Role::Image, &around).await {
@@ -318,6 +336,7 @@ impl Nodes {
             front: None,
             origin: origin.map(Arc::new),
             bitmaps,
+            moment: None,
             backing_text: opened.backing_text(),
             is_filter: false,
             next_child: None,

@@ -115,6 +115,7 @@ impl NamedNode {
                 // Whoever put something there works with the device that would be closed.
                 self.check_no_job(name)?;
             }
+            self.check_past_below(name)?;
             let users = self.direct_users(name);
             if name.starts_with(MADE_UP)
                 && let Some((_, role)) = users.first()

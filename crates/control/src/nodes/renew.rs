@@ -9,6 +9,7 @@
 //!   below it are: while it is written there it may still be read there.
 //! - A file is the same one afterwards, whatever its name leads to, and its locks are never given
 //!   up in between: it stays open until the new one has its own.
+//! - A filter that keeps what was there goes on with its moment, and a log goes on where it was.
 //! - Where the new nodes cannot be opened the old ones are opened again; no user has run meanwhile.
 
 use std::sync::Arc;
@@ -280,6 +281,7 @@ impl Nodes {
                 absent(&*opened.into_device_at_once(&crate::OpenFlags::default())?)
             }
         };
+        let moment = self.moment_of(name, &kind).await;
         match &kind {
             // A close makes all durable, too.
             _ if mutants::is(Mutant::ReopenUnflushed) => {}
@@ -296,6 +298,7 @@ impl Nodes {
         named.forget_below(name);
         if let Some(node) = named.nodes.get_mut(name) {
             node.device = None;
+            node.moment = moment;
             node.opened = OpenedNode::device(node.opened.driver, away);
         }
         Ok(files)
@@ -318,6 +321,7 @@ impl Nodes {
         trace!(name: "node_reopened", node = name);
         node.opened = opened.recorded(&node.bitmaps.recorder);
         node.device = None;
+        node.moment = None;
         node.front = None;
         let mut origin = origin;
         origin.around.place.kept.clear();

@@ -35,12 +35,14 @@ const ROLES: [&str; 8] = [
 ];
 
 /// Drivers that cannot be opened anew, as in QEMU.
-const FIXED: [&str; 5] = [
+const FIXED: [&str; 7] = [
+    "copy-before-write",
     "copy-on-read",
     "compress",
     "blklogwrites",
     "blkverify",
     "quorum",
+    "snapshot-access",
 ];
 
 /// Drivers under which another file can be put.

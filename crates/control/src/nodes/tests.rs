@@ -1,6 +1,7 @@
 pub(crate) mod durable;
 mod led;
 mod merged;
+mod moments;
 mod reopened;
 pub(crate) mod volatile;
 

@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `core` | which grains are to do, who copies them |
 //! | `fleece` | a place for old bytes on their way to a slow target |
+//! | `moment` | what a filter hands on to the one that takes its place |
 //! | `snapshot` | the old bytes for readers |
 //!
 //! Invariants:
@@ -18,6 +19,7 @@
 
 mod core;
 mod fleece;
+mod moment;
 mod snapshot;
 
 use std::any::Any;
@@ -36,6 +38,7 @@ use vellum_io::lane::sleep;
 use vellum_io::{JoinHandle, spawn};
 
 use self::core::{Broken, Core};
+pub use self::moment::Moment;
 use self::snapshot::{SnapshotAccess, SnapshotView};
 use super::bits::Bits;
 use super::dirty::DirtyMap;

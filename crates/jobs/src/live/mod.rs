@@ -47,7 +47,7 @@ mod tracker;
 
 pub use backup::LiveBackup;
 pub use copy_before_write::{
-    CopyBeforeWrite, CopyBeforeWriteOptions, FleeceOptions, OnCopyError, WhenFull,
+    CopyBeforeWrite, CopyBeforeWriteOptions, FleeceOptions, Moment, OnCopyError, WhenFull,
 };
 pub use dirty::{DirtyMap, DirtyRanges};
 pub use in_steps::in_steps;

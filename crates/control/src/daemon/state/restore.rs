@@ -324,7 +324,8 @@ impl Daemon {
             let added = match gone {
                 Some(text) => Err(text),
                 None => {
-                    let added = state.nodes.add(Options::from_object(node.clone())?).await;
+                    let options = Options::from_object(node.clone())?;
+                    let added = state.nodes.add_restored(options).await;
                     added.map_err(|error| {
                         let why = crate::error_text(&error);
                         format!("cannot bring the node '{name}' back: {why}")

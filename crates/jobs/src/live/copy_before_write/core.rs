@@ -302,6 +302,17 @@ impl Core {
         self.changed.notify(usize::MAX);
     }
 
+    /// Waits until nothing is being copied.
+    pub(super) async fn settled(&self) {
+        loop {
+            let changed = self.changed.listen();
+            if self.lock().claims.is_empty() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
     /// Waits until nobody wants old bytes any more.
     pub(super) async fn over(&self) {
         loop {
