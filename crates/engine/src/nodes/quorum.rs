@@ -3,25 +3,33 @@
 //! Invariants:
 //! - What is written reaches every child, and counts as written once so many have it as
 //!   must agree. What does not reach one is told.
+//! - A flush counts, for each change since the last one, only the children that have the change.
+//! - Nothing is asked of the children that each may answer in its own way: discards, and zeroes
+//!   that some cannot write at once. They would differ afterwards.
 //! - A request that changes something holds its range alone: what races lands in the same
 //!   order everywhere, and reads never see children that differ for that reason.
 //! - Every request that was begun has ended before its answer: also those of children whose
 //!   answer is not needed any more.
 
+mod lacking;
 mod votes;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use vellum_io::spawn;
 
 use crate::{
     BlockDevice, Buffer, DeviceInfo, Error, ErrorKind, Extent, ExtentKind, Io, RequestFlags,
     Result, ZeroRequest,
 };
+use lacking::Lacking;
 use vellum_io::range_lock::{Mode, RangeLock};
 use votes::Ballot;
+
+const ENOTSUP: i32 = 95;
 
 /// How reads are answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -58,7 +66,7 @@ pub struct QuorumChild {
 pub enum QuorumOperation {
     /// Reads.
     Read,
-    /// Writes, zeroes and discards.
+    /// Writes and zeroes.
     Write,
     /// Flushes.
     Flush,
@@ -97,6 +105,7 @@ struct Core {
     children: Vec<QuorumChild>,
     options: QuorumOptions,
     ranges: Arc<RangeLock>,
+    lacking: Mutex<Lacking>,
     listener: Box<QuorumListener>,
 }
 
@@ -143,6 +152,7 @@ impl Quorum {
                 children,
                 options,
                 ranges: Arc::default(),
+                lacking: Mutex::default(),
                 listener: Box::new(listener),
             }),
         }))
@@ -155,6 +165,20 @@ impl Quorum {
         Io::task(spawn(work(self.core.clone())))
     }
 
+    fn check_discard(&self, offset_bytes: u64, len_bytes: u64) -> Result<()> {
+        let refuse = |kind, message: &str| Err(Error::new(kind, "discard", message));
+        if self.info().read_only {
+            return refuse(ErrorKind::ReadOnly, "the device is read-only");
+        }
+        match offset_bytes.checked_add(len_bytes) {
+            Some(end) if end <= self.size_bytes() => Ok(()),
+            _ => refuse(
+                ErrorKind::OutOfRange,
+                "request beyond the end of the device",
+            ),
+        }
+    }
+
     /// Has every child change the same.
     fn change(
         &self,
@@ -165,7 +189,7 @@ impl Quorum {
             let _held = core.ranges.acquire(range.clone(), Mode::Exclusive).await;
             let all = core.children.iter().map(|child| begin(&*child.device));
             let results = join_all(all).await;
-            core.settle(QuorumOperation::Write, range, results)
+            core.settle_change(range, results)
         })
     }
 }
@@ -186,27 +210,47 @@ impl Core {
         });
     }
 
-    /// What became of a change: it was made if enough children say so.
-    fn settle(
+    /// Tells of the children that failed: which these are, and why.
+    fn failures(
         &self,
         operation: QuorumOperation,
-        range: Range<u64>,
+        range: &Range<u64>,
         results: Vec<Result<()>>,
-    ) -> Result<()> {
-        let mut failures = Vec::new();
-        for (child, result) in results.into_iter().enumerate() {
-            if let Err(error) = result {
-                self.report_bad(child, operation, &range, Some(&error));
-                failures.push(error);
-            }
-        }
-        if self.children.len() - failures.len() >= self.options.threshold {
-            return Ok(());
-        }
-        if operation != QuorumOperation::Flush {
+    ) -> (Vec<usize>, Vec<Error>) {
+        let failed = results.into_iter().enumerate();
+        let failed = failed.filter_map(|(child, result)| Some((child, result.err()?)));
+        failed
+            .inspect(|(child, error)| self.report_bad(*child, operation, range, Some(error)))
+            .unzip()
+    }
+
+    /// What became of a change: it was made if enough children say so.
+    fn settle_change(&self, range: Range<u64>, results: Vec<Result<()>>) -> Result<()> {
+        let (lack, errors) = self.failures(QuorumOperation::Write, &range, results);
+        if self.children.len() - lack.len() < self.options.threshold {
             (self.listener)(QuorumReport::Failure { range });
+            return Err(votes::most_common(errors));
         }
-        Err(votes::most_common(failures))
+        if !lack.is_empty() {
+            self.lacking.lock().note(lack);
+        }
+        Ok(())
+    }
+
+    /// Has every child make durable what it has, and so each change that enough of them have.
+    async fn flush(&self) -> Result<()> {
+        let changes = self.lacking.lock().changes();
+        let all = self.children.iter().map(|child| child.device.flush());
+        let results = join_all(all).await;
+        let (failed, errors) = self.failures(QuorumOperation::Flush, &(0..0), results);
+        let flushed = (0..self.children.len()).filter(|child| !failed.contains(child));
+        let flushed: Vec<usize> = flushed.collect();
+        let mut lacking = self.lacking.lock();
+        if !lacking.reached(&flushed, self.options.threshold) {
+            return Err(votes::most_common(errors));
+        }
+        lacking.flushed(changes);
+        Ok(())
     }
 
     /// The first child that can be read answers.
@@ -365,23 +409,22 @@ impl BlockDevice for Quorum {
     }
 
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
+        if request.no_fallback {
+            let error = Error::from_errno("write zeroes", ENOTSUP).at(offset_bytes);
+            return Io::ready(Err(error.target("quorum")));
+        }
         self.change(range_of(offset_bytes, len_bytes), move |child| {
             child.write_zeroes(offset_bytes, len_bytes, request)
         })
     }
 
     fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
-        self.change(range_of(offset_bytes, len_bytes), move |child| {
-            child.discard(offset_bytes, len_bytes)
-        })
+        // A hint: of what is discarded each child would keep, or lose, another part.
+        Io::ready(self.check_discard(offset_bytes, len_bytes))
     }
 
     fn flush(&self) -> Io<()> {
-        self.start(|core| async move {
-            let all = core.children.iter().map(|child| child.device.flush());
-            let results = join_all(all).await;
-            core.settle(QuorumOperation::Flush, 0..0, results)
-        })
+        self.start(|core| async move { core.flush().await })
     }
 
     fn block_status(&self, offset_bytes: u64, len_bytes: u64, _max_depth: u32) -> Io<Extent> {

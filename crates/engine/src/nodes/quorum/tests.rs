@@ -187,6 +187,100 @@ fn a_write_is_made_if_enough_children_have_it() {
 }
 
 #[test]
+fn a_discard_reaches_no_child() {
+    block_on(async {
+        let set = two_of_three(ReadPattern::Quorum, false);
+        write(&*set.quorum, 7).await.unwrap();
+        set.quorum.discard(4096, 8192).await.unwrap();
+        for file in &set.files {
+            assert_eq!(read(&*raw(file.clone())).await.unwrap(), 7);
+        }
+        set.quorum
+            .discard(SIZE_BYTES - 512, 1024)
+            .await
+            .unwrap_err();
+    });
+}
+
+#[test]
+fn zeroes_that_some_children_cannot_write_at_once_are_not_written() {
+    block_on(async {
+        let set = two_of_three(ReadPattern::Quorum, false);
+        write(&*set.quorum, 7).await.unwrap();
+        let zeroes = set
+            .quorum
+            .write_zeroes(8192, 4096, ZeroRequest::default().no_fallback(true));
+        assert_eq!(zeroes.await.unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(read(&*set.quorum).await.unwrap(), 7);
+        let zeroes = set.quorum.write_zeroes(8192, 4096, ZeroRequest::default());
+        zeroes.await.unwrap();
+        assert_eq!(read(&*set.quorum).await.unwrap(), 0);
+    });
+}
+
+/// A device that is written to and never has that durable.
+#[derive(Debug)]
+struct Forgetful(Arc<dyn BlockDevice>);
+
+impl BlockDevice for Forgetful {
+    delegate!(
+        0: info, size_bytes, read, write, write_zeroes, discard, block_status, truncate, close,
+    );
+    fn flush(&self) -> Io<()> {
+        worn()
+    }
+}
+
+#[test]
+fn a_flush_does_not_count_a_child_that_lacks_what_was_written() {
+    block_on(async {
+        let mut set = with_failing(0);
+        let files = set.files.clone();
+        let child = |number: usize, device| QuorumChild {
+            name: format!("c{number}"),
+            device,
+        };
+        let children = vec![
+            child(0, Arc::new(Forgetful(raw(files[0].clone())))),
+            child(1, raw(files[1].clone())),
+            child(
+                2,
+                Arc::new(WornOnce(raw(files[2].clone()), Mutex::new(true))),
+            ),
+        ];
+        let options = QuorumOptions {
+            threshold: 2,
+            read_pattern: ReadPattern::Quorum,
+            rewrites: false,
+        };
+        set = set_of(set.files, children, options);
+        write(&*set.quorum, 3).await.unwrap();
+        set.reports();
+        for _ in 0..2 {
+            let flushed = set.quorum.flush().await;
+            flushed.expect_err("only c1 has it, and durable");
+            assert_eq!(set.reports(), ["c0 Flush true"]);
+        }
+    });
+}
+
+/// A device that fails its first write.
+#[derive(Debug)]
+struct WornOnce(Arc<dyn BlockDevice>, Mutex<bool>);
+
+impl BlockDevice for WornOnce {
+    delegate!(
+        0: info, size_bytes, read, write_zeroes, discard, flush, block_status, truncate, close,
+    );
+    fn write(&self, at: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
+        match std::mem::take(&mut *self.1.lock().unwrap()) {
+            true => worn(),
+            false => self.0.write(at, buffer, flags),
+        }
+    }
+}
+
+#[test]
 fn a_quorum_without_children_or_with_a_threshold_that_cannot_be_met_is_refused() {
     let options = |threshold| QuorumOptions {
         threshold,
