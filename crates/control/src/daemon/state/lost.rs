@@ -290,7 +290,7 @@ async fn bring_back(nodes: &Nodes, node: &Map<String, Value>) -> Result<(), Stri
     };
     if !nodes.contains(name) {
         let options = Options::from_object(node.clone()).map_err(failed)?;
-        return nodes.add(options).await.map_err(failed);
+        return nodes.add_restored(options).await.map_err(failed);
     }
     let Some(was) = below(node) else {
         return Ok(());
