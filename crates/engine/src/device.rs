@@ -337,7 +337,9 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent>;
 
     /// Sets the virtual size; bytes that come into being read as zeroes. Requests
-    /// may run meanwhile; those beyond a new end fail or have their effect before.
+    /// may run meanwhile; those beyond a new end fail or have their effect before. Of a device
+    /// that shows the bytes of a storage as they lie there (raw, luks) whoever shrinks it waits for
+    /// such changes first: it keeps no account of them, and one that comes late makes the file longer.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] where the size is fixed, or what an image holds keeps it from

@@ -148,6 +148,18 @@ impl Nodes {
         named.uses.of(name).any(|one| kind(&one.user))
     }
 
+    /// Gives a node another size. Where it shrinks, users are held up: what they have begun beyond the new
+    /// end lands before, and is cut off.
+    pub(crate) async fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
+        let held = match size_bytes < self.device(name)?.size_bytes() {
+            true => Some(self.hold_but(name, &[]).await?),
+            false => None,
+        };
+        let resized = self.device(name)?.truncate(size_bytes).await;
+        drop(held);
+        resized
+    }
+
     /// Holds up all users of a node but some, those of the nodes above it first.
     pub(super) async fn hold_but(&self, name: &str, spared: &[User]) -> Result<DrainedUsers> {
         let (above, links) = {

@@ -3,6 +3,7 @@ mod led;
 mod merged;
 mod moments;
 mod reopened;
+mod resized;
 pub(crate) mod volatile;
 
 use super::*;

@@ -94,7 +94,7 @@ pub(super) async fn resize(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
         .join(User::Export(String::new()), &name, resizing)?;
     let resized = {
         let _turn = parts.exports.size_turns().take(&*device).await;
-        device.truncate(size_bytes).await
+        parts.nodes.resize(&name, size_bytes).await
     };
     parts.nodes.leave(joined.id);
     parts.exports.update_sizes().await;

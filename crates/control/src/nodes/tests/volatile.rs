@@ -24,6 +24,8 @@ pub(crate) struct Core {
     durable: Mutex<Vec<u8>>,
     pub(crate) fails_flushes: AtomicBool,
     pub(crate) fails_writes: AtomicBool,
+    /// Writes that have begun do not land yet.
+    pub(crate) holds_writes: AtomicBool,
     /// It was closed, and refuses what it is asked then.
     closed: AtomicBool,
 }
@@ -47,6 +49,7 @@ impl Volatile {
             durable: Mutex::new(bytes),
             fails_flushes: AtomicBool::new(false),
             fails_writes: AtomicBool::new(false),
+            holds_writes: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         }))
     }
@@ -88,7 +91,8 @@ impl Storage for Volatile {
     fn write(&self, at: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
         let len_bytes = buffers.iter().map(|buffer| buffer.len() as u64);
         let end = at + len_bytes.sum::<u64>();
-        self.late(move |core| {
+        let file = self.clone();
+        let landed = move |core: &Core| {
             if core.fails_writes.load(Ordering::SeqCst) {
                 return Io::ready(Err(Error::from_errno("write", libc::EIO)));
             }
@@ -97,7 +101,13 @@ impl Storage for Volatile {
                 core.keep(at..end);
             }
             written
-        })
+        };
+        Io::task(spawn(async move {
+            while file.0.holds_writes.load(Ordering::SeqCst) {
+                yield_now().await;
+            }
+            file.late(landed).await
+        }))
     }
 
     fn write_zeroes(&self, at: u64, len_bytes: u64, flags: ZeroFlags) -> Io<()> {
