@@ -45,6 +45,13 @@ pub const KEY_MATERIAL_ALIGNMENT_BYTES: u64 = 4096;
 pub const DIGEST_SIZE_BYTES: usize = 20;
 /// Bytes of a salt.
 pub const SALT_SIZE_BYTES: usize = 32;
+/// The most iterations of PBKDF2 that a key slot may ask for. A fast processor makes as many in half
+/// a minute, which is 8 times what volumes are made with at most unless somebody asks for more, and
+/// a slow one in some minutes: so long does a header, whoever has made it, have a program work.
+pub const MAX_ITERATIONS: u32 = 1 << 27;
+/// The most iterations that the digest of the master key may ask for: programs give it an eighth of
+/// a key slot's.
+pub const MAX_DIGEST_ITERATIONS: u32 = MAX_ITERATIONS / 8;
 /// Where the key slots start in the header.
 pub const SLOTS_OFFSET_BYTES: usize = 208;
 /// Bytes of a key slot.
@@ -259,6 +266,12 @@ impl LuksHeader {
             let message = "LUKS key iteration count is zero";
             return Err(fault("mk_digest_iterations", 0, message));
         }
+        let count = self.digest_iterations;
+        if count > MAX_DIGEST_ITERATIONS {
+            let message =
+                format!("LUKS key iteration count {count} is larger than {MAX_DIGEST_ITERATIONS}");
+            return Err(fault("mk_digest_iterations", count.into(), message));
+        }
         for (index, slot) in self.slots.iter().enumerate() {
             self.check_slot(index, slot, first, (!detached).then_some(payload))?;
         }
@@ -288,6 +301,12 @@ impl LuksHeader {
         if slot.active && slot.iterations == 0 {
             let message = format!("Keyslot {index} iteration count is zero");
             return Err(fault("iterations", 0, message));
+        }
+        if slot.active && slot.iterations > MAX_ITERATIONS {
+            let count = slot.iterations;
+            let message =
+                format!("Keyslot {index} iteration count {count} is larger than {MAX_ITERATIONS}");
+            return Err(fault("iterations", count.into(), message));
         }
         if payload.is_some_and(|payload| start + length > payload) {
             let message = format!("Keyslot {index} is overlapping with the encrypted payload");

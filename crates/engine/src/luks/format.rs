@@ -5,8 +5,8 @@ use std::array;
 use vellum_format::luks::names::{Cipher, Hash, IvGenerator, Mode};
 use vellum_format::luks::{
     DIGEST_SIZE_BYTES, KEY_MATERIAL_ALIGNMENT_BYTES, KEY_SLOTS, KeySlot, LuksHeader,
-    SALT_SIZE_BYTES, SECTOR_SIZE_BYTES, STRIPES, Suite, key_material_sectors, key_place_sectors,
-    payload_start_sectors,
+    MAX_DIGEST_ITERATIONS, MAX_ITERATIONS, SALT_SIZE_BYTES, SECTOR_SIZE_BYTES, STRIPES, Suite,
+    key_material_sectors, key_place_sectors, payload_start_sectors,
 };
 use vellum_io::lane::compute;
 use zeroize::Zeroizing;
@@ -184,24 +184,33 @@ fn make(options: &FormatOptions, passphrase: &Passphrase, detached: bool) -> Res
 impl IterationTime {
     /// How many iterations that is; `part`: in the how manieth part of the time.
     fn iterations(self, hash: Hash, key_bytes: usize, part: u64) -> Result<u32> {
-        let milliseconds = match self {
-            IterationTime::Iterations(count) => return Ok(count.max(1)),
-            IterationTime::Milliseconds(milliseconds) => milliseconds,
+        let refuse = |message| {
+            let error = Error::new(ErrorKind::InvalidArgument, "create", message);
+            error.with_errno(ERANGE)
         };
-        let refuse = |message| Error::new(ErrorKind::InvalidArgument, "create", message);
-        let rate = iterations_per_second(hash, key_bytes);
-        let Some(scaled) = rate.checked_mul(milliseconds) else {
-            let message = format!("PBKDF iterations {rate} too large to scale: {OUT_OF_RANGE}");
-            return Err(refuse(message).with_errno(ERANGE));
+        let iterations = match self {
+            IterationTime::Iterations(count) => u64::from(count.max(1)),
+            IterationTime::Milliseconds(milliseconds) => {
+                let rate = iterations_per_second(hash, key_bytes);
+                let scaled = rate.checked_mul(milliseconds).ok_or_else(|| {
+                    refuse(format!(
+                        "PBKDF iterations {rate} too large to scale: {OUT_OF_RANGE}"
+                    ))
+                })?;
+                (scaled / 1000 / part).max(MIN_ITERATIONS)
+            }
         };
-        let iterations = scaled / 1000 / part;
-        let Ok(iterations) = u32::try_from(iterations.max(MIN_ITERATIONS)) else {
-            let most = u32::MAX;
-            let message =
-                format!("PBKDF iterations {iterations} larger than {most}: {OUT_OF_RANGE}");
-            return Err(refuse(message).with_errno(ERANGE));
-        };
-        Ok(iterations)
+        // What nobody would open is not made.
+        let most = u64::from(match part {
+            1 => MAX_ITERATIONS,
+            _ => MAX_DIGEST_ITERATIONS,
+        });
+        match u32::try_from(iterations) {
+            Ok(count) if iterations <= most => Ok(count),
+            _ => Err(refuse(format!(
+                "PBKDF iterations {iterations} larger than {most}: {OUT_OF_RANGE}"
+            ))),
+        }
     }
 }
 

@@ -62,7 +62,7 @@ fn headers_come_back_as_they_were() {
 
 #[test]
 fn damage_is_told_in_qemus_words() {
-    let cases: [(usize, &[u8], &str); 11] = [
+    let cases: [(usize, &[u8], &str); 13] = [
         (0, b"X", "Volume is not in LUKS format"),
         (7, &[2], "LUKS version 2 is not supported"),
         (
@@ -86,8 +86,18 @@ fn damage_is_told_in_qemus_words() {
             "LUKS payload is overlapping with the header",
         ),
         (164, &[0; 4], "LUKS key iteration count is zero"),
+        (
+            164,
+            &[1, 0, 0, 1],
+            "LUKS key iteration count 16777217 is larger than 16777216",
+        ),
         (208, &[1], "Keyslot 0 state (active/disable) is corrupted"),
         (212, &[0; 4], "Keyslot 0 iteration count is zero"),
+        (
+            212,
+            &[8, 0, 0, 1],
+            "Keyslot 0 iteration count 134217729 is larger than 134217728",
+        ),
         (
             248,
             &[0, 0, 0, 1],
