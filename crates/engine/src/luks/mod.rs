@@ -63,6 +63,7 @@
 //! | `cipher`, `modes`, `xts`, `iv` | sectors encrypted and decrypted |
 //! | `storage`, `device` | plain bytes above, encrypted sectors below; a volume of the luks format |
 //! | `legacy` | the AES-CBC of old qcow2 images |
+//! | `scratch` | files that end with the program, and whose key does |
 
 mod cipher;
 mod device;
@@ -72,6 +73,7 @@ mod iv;
 mod legacy;
 mod modes;
 mod passphrase;
+mod scratch;
 mod slots;
 mod split;
 mod storage;

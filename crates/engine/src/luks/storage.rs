@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use vellum_io::buffer::total_len;
+use vellum_io::buffer::{is_zero, total_len};
 use vellum_io::lane::compute;
 use vellum_io::spawn_to_completion;
 use vellum_storage::{BlockStatus, Capabilities, StorageExtent, WriteFlags, ZeroFlags, delegate};
@@ -42,12 +42,16 @@ pub struct EncryptedStorage {
     start_bytes: u64,
     /// Ranges that writes hold, in bytes.
     writing: Arc<RangeLock>,
+    /// Sectors of zeroes below were never written, and read as zeroes.
+    has_holes: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Direction {
     Encrypt,
     Decrypt,
+    /// All sectors but those of zeroes.
+    DecryptWritten,
 }
 
 impl EncryptedStorage {
@@ -76,6 +80,15 @@ impl EncryptedStorage {
             cipher: Arc::new(cipher),
             start_bytes,
             writing: Arc::default(),
+            has_holes: false,
+        }
+    }
+
+    /// The same, for one in which sectors of zeroes below were never written.
+    pub(super) fn with_holes(self) -> Self {
+        EncryptedStorage {
+            has_holes: true,
+            ..self
         }
     }
 
@@ -97,6 +110,7 @@ impl EncryptedStorage {
             cipher: self.cipher.clone(),
             start_bytes: BASE_BYTES.wrapping_neg(),
             writing: Arc::default(),
+            has_holes: false,
         };
         (Arc::new(beside), BASE_BYTES)
     }
@@ -109,11 +123,15 @@ impl EncryptedStorage {
     /// Reads whole sectors.
     async fn read_sectors(self, offset_bytes: u64, read: Io<Buffers>) -> Result<Buffers> {
         let buffers = read.await?;
+        let direction = match self.has_holes {
+            true => Direction::DecryptWritten,
+            false => Direction::Decrypt,
+        };
         let mut at = offset_bytes;
         let mut done = Buffers::new();
         for buffer in buffers {
             let len_bytes = buffer.len() as u64;
-            done.push(crypt(&self.cipher, at, buffer, Direction::Decrypt).await);
+            done.push(crypt(&self.cipher, at, buffer, direction).await);
             at += len_bytes;
         }
         Ok(done)
@@ -270,6 +288,13 @@ fn run(cipher: &SectorCipher, first: u64, sectors: &mut [u8], direction: Directi
     match direction {
         Direction::Encrypt => cipher.encrypt(first, sectors),
         Direction::Decrypt => cipher.decrypt(first, sectors),
+        Direction::DecryptWritten => {
+            for (number, sector) in (first..).zip(sectors.chunks_mut(SECTOR_BYTES as usize)) {
+                if !is_zero(sector) {
+                    cipher.decrypt(number, sector);
+                }
+            }
+        }
     }
 }
 
@@ -280,10 +305,10 @@ impl Storage for EncryptedStorage {
         let below = self.inner.capabilities();
         Capabilities {
             request_alignment_bytes: below.request_alignment_bytes.max(SECTOR_BYTES as u32),
-            // What was never written decrypts to anything but zeroes.
-            can_punch: false,
+            // In a volume, what was never written decrypts to anything but zeroes.
+            can_punch: self.has_holes && below.can_punch,
             can_zero: false,
-            has_zero_init: false,
+            has_zero_init: self.has_holes && below.has_zero_init,
             ..below
         }
     }
@@ -318,9 +343,14 @@ impl Storage for EncryptedStorage {
         Io::task(spawn_to_completion(write))
     }
 
-    /// Does nothing: what is given back would read as anything.
-    fn discard(&self, _offset_bytes: u64, _len_bytes: u64) -> Io<()> {
-        Io::ready(Ok(()))
+    /// Does nothing in a volume: what is given back would read as anything.
+    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        let start = offset_bytes.next_multiple_of(SECTOR_BYTES);
+        let end = (offset_bytes + len_bytes) / SECTOR_BYTES * SECTOR_BYTES;
+        match self.has_holes && start < end {
+            true => self.inner.discard(self.below(start), end - start),
+            false => Io::ready(Ok(())),
+        }
     }
 
     fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
@@ -339,6 +369,9 @@ impl Storage for EncryptedStorage {
     }
 
     fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent> {
+        if self.has_holes {
+            return self.inner.block_status(self.below(offset_bytes), len_bytes);
+        }
         let inside = self.len_bytes().map(|end| end.saturating_sub(offset_bytes));
         Io::ready(inside.map(|inside| match inside {
             0 => StorageExtent {

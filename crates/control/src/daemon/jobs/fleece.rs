@@ -1,7 +1,9 @@
-//! Where old bytes of a backup wait for a slow target: a file of its own, of bounded size.
+//! Where old bytes of a backup wait for a slow target: a file of its own, of bounded size, encrypted
+//! with a key that only this process has.
 
 use std::sync::Arc;
 
+use vellum::luks::EncryptedStorage;
 use vellum::{BlockDevice, Raw, RawOptions, Result, Storage};
 use vellum_jobs::live::{FleeceOptions, WhenFull};
 use vellum_storage::MemStorage;
@@ -53,6 +55,8 @@ impl Fleecing {
             (Err(error), Some(_)) => return Err(error),
             (Err(_), None) => return Ok(None),
         }
+        // It lies on another disk than the source, which may be encrypted, and so may the target.
+        let storage = Arc::new(EncryptedStorage::scratch(storage)?);
         let device: Arc<dyn BlockDevice> = Raw::open(storage, RawOptions::default())?;
         Ok(Some(FleeceOptions {
             device,
@@ -82,5 +86,52 @@ impl Fleecing {
         // Its name goes when this returns.
         let file = FileStorage::open(&name, &options)?;
         Ok(file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vellum::{Buffer, RequestFlags};
+    use vellum_io::lane::block_on;
+
+    use super::*;
+
+    /// What the files hold that were made in a folder, have no name, and are open here.
+    fn files_of(folder: &std::path::Path) -> Vec<Vec<u8>> {
+        let open = std::fs::read_dir("/proc/self/fd").expect("the list of open files");
+        let open = open.filter_map(|entry| Some(entry.ok()?.path()));
+        let mine = open
+            .filter(|path| std::fs::read_link(path).is_ok_and(|target| target.starts_with(folder)));
+        mine.map(|path| std::fs::read(path).expect("a file"))
+            .collect()
+    }
+
+    #[test]
+    fn what_waits_lies_nowhere_in_the_clear() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let fleecing = Fleecing {
+            directory: Some(folder.path().display().to_string()),
+            ..Fleecing::default()
+        };
+        block_on(async {
+            let made = fleecing.make(&Nodes::live(), 1 << 20).await;
+            let device = made.expect("a file").expect("a place").device;
+            assert!(device.info().has_zero_init, "zeroes are not written there");
+            let bytes = Buffer::copy_of(&[b'S'; 65536]);
+            let written = device.write(65536, bytes, RequestFlags::default());
+            written.await.expect("written");
+            device.flush().await.expect("flushed");
+            let files = files_of(folder.path());
+            assert!(!files.is_empty());
+            for file in &files {
+                assert!(file.iter().any(|byte| *byte != 0), "it is there");
+                assert!(!file.windows(8).any(|bytes| bytes == [b'S'; 8]));
+            }
+            let read = device.read(0, Buffer::for_read(1 << 20)).await;
+            let read = read.expect("what waits");
+            assert!(read[65536..131_072].iter().all(|byte| *byte == b'S'));
+            assert!(read[..65536].iter().all(|byte| *byte == 0));
+            device.close().await.expect("closed");
+        });
     }
 }
