@@ -1,5 +1,5 @@
 //! `--export`, `block-export-add`: what all types have in common. Each type has a file, and a
-//! variant of [`Wanted`] and of [`Served`].
+//! variant of [`Wanted`] and of `Served`.
 
 #[cfg_attr(
     not(feature = "http"),
@@ -9,6 +9,7 @@ mod counted;
 mod ending;
 mod fuse;
 mod nbd;
+mod served;
 mod vhost_user_blk;
 
 use std::path::Path;
@@ -18,7 +19,6 @@ use serde_json::Value;
 use tracing::trace;
 
 use crate::nodes::{User, unknown_node};
-use crate::wrap::WriteThrough;
 use crate::{Nodes, Options};
 use vellum::BlockDevice;
 use vellum_export::WhenFull;
@@ -33,7 +33,7 @@ use super::state::ExportPiece;
 use super::{Failure, failure, message, need, refuse_rest};
 pub(super) use counted::{CountedExport, CountedExports};
 use ending::{EndingExport, EndingExports};
-use fuse::ResizeInTurn;
+use served::{Served, Surroundings, serve};
 
 /// An export as the options describe it.
 #[derive(Debug)]
@@ -159,73 +159,6 @@ struct ExportEntry {
 struct BitmapUse {
     node: String,
     name: String,
-}
-
-/// What serves an export.
-#[derive(Debug)]
-enum Served {
-    Nbd(Arc<vellum_export::nbd::Export>),
-    Fuse(vellum_export::fuse::Export),
-    VhostUserBlk(vellum_export::vhost_user_blk::Export),
-}
-
-impl Served {
-    /// QEMU's name of the type.
-    fn kind(&self) -> &'static str {
-        match self {
-            Served::Nbd(_) => "nbd",
-            Served::Fuse(_) => "fuse",
-            Served::VhostUserBlk(_) => "vhost-user-blk",
-        }
-    }
-
-    /// The name by which NBD clients ask for it.
-    fn name(&self) -> Option<String> {
-        match self {
-            Served::Nbd(export) => Some(export.name.clone()),
-            Served::Fuse(_) | Served::VhostUserBlk(_) => None,
-        }
-    }
-
-    /// What its clients have asked for.
-    fn accounting(&self) -> Arc<Accounting> {
-        match self {
-            Served::Nbd(export) => export.accounting.clone(),
-            Served::Fuse(export) => export.accounting().clone(),
-            Served::VhostUserBlk(export) => export.accounting().clone(),
-        }
-    }
-
-    /// Whether an end would be noticed; users of a file come and go.
-    fn is_in_use(&self) -> bool {
-        match self {
-            Served::Nbd(export) => export.connections() > 0,
-            Served::Fuse(_) => false,
-            Served::VhostUserBlk(export) => export.connections() > 0,
-        }
-    }
-
-    /// The file that it is mounted over.
-    fn mountpoint(&self) -> Option<&Path> {
-        match self {
-            Served::Fuse(export) => Some(export.mountpoint()),
-            Served::Nbd(_) | Served::VhostUserBlk(_) => None,
-        }
-    }
-
-    /// Ends it; what its clients have begun is complete on return.
-    async fn end(self, offered: Option<Exports>) {
-        match self {
-            Served::Nbd(export) => {
-                // The server is there as long as its exports are.
-                if let Some(offered) = offered {
-                    offered.remove(&export).await;
-                }
-            }
-            Served::Fuse(export) => export.end().await,
-            Served::VhostUserBlk(export) => export.end().await,
-        }
-    }
 }
 
 /// An export as `query-block-exports` tells of it.
@@ -548,65 +481,5 @@ fn check_name(name: &str, server: Option<&Server>) -> Result<(), Failure> {
             "NBD server already has export named '{name}'"
         ))),
         false => Ok(()),
-    }
-}
-
-/// What there is beside an export.
-struct Surroundings<'a> {
-    server: Option<&'a Server>,
-    environment: &'a ServerEnvironment,
-    neighbours: &'a FairDepth,
-    logs: &'a UnflushedLogs,
-    size_turns: &'a SizeTurns,
-}
-
-/// Serves a device, which stands for a node.
-async fn serve(
-    wanted: Description,
-    device: Arc<dyn BlockDevice>,
-    nodes: &Nodes,
-    joined: Option<u64>,
-    around: Surroundings<'_>,
-) -> Result<(Served, Vec<BitmapUse>), Failure> {
-    let has_log = matches!(wanted.kind, Wanted::VhostUserBlk(_));
-    let device = match wanted.writable && !has_log {
-        true => around.logs.flushed_with(device),
-        false => device,
-    };
-    // What waits for room is made durable apart from being written.
-    let device = match wanted.writethrough && wanted.when_full == WhenFull::Fail {
-        true => WriteThrough::new(device),
-        false => device,
-    };
-    match wanted.kind {
-        Wanted::Nbd(nbd) => {
-            let server = around.server;
-            let server = server.ok_or_else(|| message("NBD server not running"))?;
-            let access = (wanted.writable, nodes);
-            let counts = Accounting::among(around.neighbours);
-            let what = (device, wanted.when_full);
-            let export = nbd.serve(what, &wanted.node, access, server, counts);
-            let (export, bitmaps) = export.await?;
-            Ok((Served::Nbd(export), bitmaps))
-        }
-        Wanted::Fuse(fuse) => {
-            let device = match joined {
-                Some(joined) => ResizeInTurn::new(device, nodes, &wanted.id, joined),
-                None => device,
-            };
-            let what = (device, wanted.when_full);
-            let export = fuse.serve(what, wanted.writable, &around);
-            Ok((Served::Fuse(export.await?), Vec::new()))
-        }
-        Wanted::VhostUserBlk(disk) => {
-            let mut disk = disk;
-            disk.options.read_only = !wanted.writable;
-            disk.options.write_through = wanted.writethrough;
-            disk.options.when_full = wanted.when_full;
-            disk.options.fair_depth = around.neighbours.clone();
-            disk.options.logs = around.logs.clone();
-            let export = disk.serve(device, &wanted.id, around.environment);
-            Ok((Served::VhostUserBlk(export?), Vec::new()))
-        }
     }
 }
