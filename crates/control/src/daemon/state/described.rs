@@ -99,12 +99,19 @@ pub(super) fn bottom_up(nodes: &[Map<String, Value>]) -> Vec<&Map<String, Value>
     ordered
 }
 
-/// What shows its bytes through a node, and through everything that stands on one thing only.
+/// The node whose bytes a node shows: it, or what is below its limits.
 pub(super) fn image_below<'a>(
     node: &'a Map<String, Value>,
     find: impl Fn(&str) -> Option<&'a Map<String, Value>>,
 ) -> &'a Map<String, Value> {
-    let next = |node: &&'a Map<String, Value>| below(node).and_then(&find);
+    let next = |node: &&'a Map<String, Value>| {
+        let is_filter = node.get("driver").and_then(Value::as_str) == Some("throttle");
+        match node.get("file").filter(|_| is_filter)? {
+            Value::String(name) => find(name),
+            Value::Object(described) => Some(described),
+            _ => None,
+        }
+    };
     // Nothing stands on itself.
     let steps = std::iter::successors(Some(node), next);
     steps.take(MAX_FILTERS).last().unwrap_or(node)
@@ -140,15 +147,18 @@ mod tests {
     fn a_disk_is_the_same_with_and_without_limits() {
         let at = |name: &str, filename: &str| json!({"driver": "qcow2", "node-name": name, "file": {"driver": "file", "filename": filename}});
         let on = |below: &str| json!({"driver": "throttle", "node-name": "d", "file": below});
+        let mut inside = on("");
+        inside["file"] = at("d-image", "d");
         let nodes = [
             at("d-image", "d"),
             at("o", "o"),
             on("d-image"),
             on("o"),
             at("d", "d"),
+            inside,
         ];
         let nodes = nodes.map(members);
-        let [image, overlay, limited, over, plain] = &nodes;
+        let [image, overlay, limited, over, plain, inside] = &nodes;
         let find = |name: &str| match name {
             "d-image" => Some(image),
             "o" => Some(overlay),
@@ -156,6 +166,7 @@ mod tests {
         };
         let place_of = |node| place(image_below(node, find));
         assert_eq!(place_of(plain), place_of(limited));
+        assert_eq!(place_of(plain), place_of(inside));
         assert_ne!(place_of(plain), place_of(over));
     }
 }
