@@ -24,8 +24,9 @@ pub fn find_backing(top: &Arc<dyn BlockDevice>, name: &str) -> Option<(u32, Arc<
 /// Whether `name` means the image `below`, seen from the one above it.
 fn is_named(above: &Arc<dyn BlockDevice>, below: &Arc<dyn BlockDevice>, name: &str) -> bool {
     let Some(stored) = backing::named(&**above).name else {
-        // Options put it there: only its own name is known.
-        return below.info().name == name;
+        // Options put it there: only its own name is known, and that says less than the options
+        // where a server is asked (which one, as whom).
+        return filename::protocol(name).is_none() && below.info().name == name;
     };
     let image = above.info().name;
     let full = filename::resolve(&image, &stored).ok();
@@ -37,6 +38,32 @@ fn is_named(above: &Arc<dyn BlockDevice>, below: &Arc<dyn BlockDevice>, name: &s
         (Some(wanted), Some(full)) => wanted == full,
         _ => false,
     }
+}
+
+/// The backing file of `image`, or of one below, that `name` by itself leads to. Where options say
+/// what the chain of `image` is made of, that cannot be told.
+///
+/// # Errors
+/// For a `spec` of `image` without meaning.
+pub fn find_backing_by_name_alone(
+    spec: &ImageSpec,
+    image: &Arc<dyn BlockDevice>,
+    name: &str,
+) -> Result<Option<Arc<dyn BlockDevice>>> {
+    let mut options = spec.options()?;
+    let is_told = options.contains("backing") || !options.take_group("backing").is_empty();
+    let mut above = image.clone();
+    while let (false, Some(below)) = (is_told, above.backing()) {
+        if is_named(&above, &below, name) {
+            return Ok(Some(below));
+        }
+        let stored = backing::named(&*above).name.unwrap_or_default();
+        if stored.starts_with("json:") {
+            break;
+        }
+        above = below;
+    }
+    Ok(None)
 }
 
 fn real_path(name: String) -> Option<PathBuf> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use vellum_io::shared_memory::SharedBuffer;
 use vellum_io::{Buffer, Error, ErrorKind, Io, Result};
-use vellum_storage::Storage;
+use vellum_storage::{Storage, StorageIdentity};
 
 use crate::Preallocation;
 
@@ -58,8 +58,21 @@ vellum_io::with_setters! {
 pub struct HostLocation {
     /// The storage's name (a path).
     pub storage: Arc<str>,
+    /// Which storage it is: names do not tell two servers apart.
+    pub identity: StorageIdentity,
     /// Offset in it in bytes.
     pub offset_bytes: u64,
+}
+
+impl HostLocation {
+    /// The first byte of a storage.
+    pub fn start_of(storage: &dyn Storage) -> HostLocation {
+        HostLocation {
+            storage: storage.name().into(),
+            identity: StorageIdentity::of(storage),
+            offset_bytes: 0,
+        }
+    }
 }
 
 /// What the bytes of an [`Extent`] are, and whether a layer holds them.

@@ -216,6 +216,6 @@ pub mod storage {
     pub use vellum_storage::lock::{PermissionSet, Permissions};
     pub use vellum_storage::{
         BlockStatus, Capabilities, Event, EventListener, MemStorage, Storage, StorageExtent,
-        WriteFlags, ZeroFlags, nodes,
+        StorageIdentity, WriteFlags, ZeroFlags, nodes,
     };
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use vellum_io::shared_memory::{SharedBuffer, total_len};
 use vellum_io::spawn;
-use vellum_storage::{BlockStatus, Event, EventListener, WriteFlags, ZeroFlags};
+use vellum_storage::{BlockStatus, Event, EventListener, StorageIdentity, WriteFlags, ZeroFlags};
 
 use crate::Preallocation;
 use crate::qcow2::create::write::space;
@@ -422,6 +422,7 @@ impl BlockDevice for Raw {
                 },
                 host: (extent.status != BlockStatus::Unknown).then_some(HostLocation {
                     storage: name,
+                    identity: StorageIdentity::of(&*storage),
                     offset_bytes: at_bytes,
                 }),
                 depth: 0,

@@ -170,9 +170,13 @@ impl Differences {
     }
 }
 
-/// Whether two extents are the same bytes of the same file: both devices stand on it.
+/// Whether two extents are the same bytes of the same storage: both devices stand on it.
 fn is_same_place(one: &Extent, two: &Extent) -> bool {
-    one.kind.is_data() && two.kind.is_data() && one.host.is_some() && one.host == two.host
+    let place = |extent: &Extent| {
+        let host = extent.host.as_ref().filter(|_| extent.kind.is_data())?;
+        Some((host.identity, host.offset_bytes))
+    };
+    place(one).is_some() && place(one) == place(two)
 }
 
 #[cfg(test)]

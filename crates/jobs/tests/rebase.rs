@@ -10,7 +10,7 @@ use vellum_io::lane::block_on;
 use vellum_jobs::copy::{Silent, Step};
 use vellum_jobs::rebase::{RebaseOptions, rebase};
 use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
-use vellum_storage::{MemStorage, Storage};
+use vellum_storage::{MemStorage, Storage, delegate};
 
 const CLUSTER: usize = 64 << 10;
 const EIO: i32 = 5;
@@ -90,6 +90,40 @@ fn what_differs_is_written_and_nothing_else() {
             moved.close().await.unwrap();
         });
     }
+}
+
+/// What a server shows: it has the name that others under the same URL have.
+#[derive(Debug)]
+struct Served(MemStorage);
+
+impl Storage for Served {
+    delegate!(
+        0: len_bytes, read, write, write_zeroes, flush, truncate, block_status,
+    );
+
+    fn name(&self) -> &str {
+        "http://example/disk"
+    }
+}
+
+#[test]
+fn storages_of_one_name_are_compared() {
+    let served = |byte| -> Arc<dyn BlockDevice> {
+        let storage = Served(MemStorage::with_bytes(vec![byte; 4 * CLUSTER]));
+        Raw::open(Arc::new(storage), RawOptions::default()).unwrap()
+    };
+    let (old, new) = (served(1), served(2));
+    block_on(async {
+        let (file, image) = overlay(&old).await;
+        rebase(&image, Some(&old), Some(&new), &OPTIONS, &mut Silent)
+            .await
+            .unwrap();
+        image.close().await.unwrap();
+        let moved = open(file, &new).await;
+        let shown = moved.read(0, Buffer::for_read(4 * CLUSTER)).await.unwrap();
+        assert!(shown[..] == [1; 4 * CLUSTER][..]);
+        moved.close().await.unwrap();
+    });
 }
 
 #[test]

@@ -10,6 +10,7 @@
 mod delegate;
 pub mod event;
 pub mod file;
+mod identity;
 pub mod lock;
 pub mod mem;
 #[doc(hidden)]
@@ -24,5 +25,6 @@ pub mod wrap;
 
 pub use event::{Event, EventListener};
 pub use file::{AsFile, FileOptions, FileStorage, Locks};
+pub use identity::StorageIdentity;
 pub use mem::MemStorage;
 pub use storage::{BlockStatus, Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};

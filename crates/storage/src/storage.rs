@@ -116,8 +116,8 @@ pub trait Storage: Send + Sync + fmt::Debug {
         Capabilities::default()
     }
 
-    /// The name for messages: a path or a node name. Storages of one name hold the same
-    /// bytes: a rebase does not compare what lies at one place in both.
+    /// The name for messages: a path or a node name. Storages of one name may hold other bytes
+    /// ([`StorageIdentity`](crate::StorageIdentity)).
     fn name(&self) -> &str;
 
     /// What tells the bytes of this storage from another version of them, for whoever keeps copies;

@@ -131,7 +131,7 @@ async fn work(
         progress.show(1, 1);
         progress.end();
     } else {
-        let new = open_new(&image, backing_cache, arguments).await?;
+        let new = open_new(spec, &image, backing_cache, arguments).await?;
         copy(command, &image, new.as_ref(), arguments).await?;
     }
     change_name(&image, arguments).await?;
@@ -144,6 +144,7 @@ async fn work(
 
 /// Opens the new backing file, or finds it in the chain; `None`: there is to be none.
 async fn open_new(
+    spec: &ImageSpec,
     image: &Arc<dyn BlockDevice>,
     cache: CacheMode,
     arguments: &Arguments,
@@ -158,7 +159,8 @@ async fn open_new(
             error_text(&error)
         ))
     })?;
-    if let Some((_, device)) = chain::find_backing(image, &full) {
+    let found = chain::find_backing_by_name_alone(spec, image, &full);
+    if let Some(device) = found.map_err(|error| Failure::Message(error_text(&error)))? {
         return Ok(Some(device));
     }
     let flags = OpenFlags {

@@ -13,7 +13,6 @@ use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
 use vellum_io::{Error, ErrorKind, Io, Result, spawn_to_completion};
 use vellum_storage::{Event, EventListener, Storage};
 
-use crate::BlockDevice;
 use crate::qcow2::alloc::allocator::{Allocation, Allocator};
 use crate::qcow2::alloc::lazy::LazyRefcounts;
 use crate::qcow2::alloc::unwritten::UnwrittenSubclusters;
@@ -40,6 +39,7 @@ use crate::qcow2::snapshot::views::SnapshotViews;
 use crate::qcow2::table_cache::readahead::Readahead;
 use crate::qcow2::write_buffer::buffer::WriteBuffer;
 use crate::qcow2::write_log::log::WriteLog;
+use crate::{BlockDevice, HostLocation};
 use vellum_io::changes::Changes;
 use vellum_io::range_lock::{Mode, RangeGuard, RangeLock};
 
@@ -103,8 +103,8 @@ pub(crate) struct Image {
     pub(crate) views: SnapshotViews,
     /// The image file: all metadata, and the data unless there is a data file.
     pub(crate) file: Arc<dyn Storage>,
-    /// The name of what holds the data clusters, for all who ask where bytes lie.
-    pub(crate) data_name: Arc<str>,
+    /// Where what holds the data clusters begins, for all who ask where bytes lie.
+    pub(crate) data_start: HostLocation,
     /// What holds the data clusters, as the guest sees them where LUKS encrypts them;
     /// it refuses writes that would hit metadata.
     pub(crate) data: Arc<dyn Storage>,

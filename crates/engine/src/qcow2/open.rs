@@ -13,7 +13,6 @@ use vellum_format::snapshot::SnapshotEntry;
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
 use vellum_storage::{Event, Storage, WriteFlags};
 
-use crate::BlockDevice;
 use crate::debug_events::emit;
 use crate::gate::{FileRequest, Gate};
 use crate::qcow2::alloc::allocator::Allocator;
@@ -51,6 +50,7 @@ use crate::qcow2::snapshot::{self, SnapshotSelector};
 use crate::qcow2::table_cache::readahead::Readahead;
 use crate::qcow2::write_buffer::buffer::WriteBuffer;
 use crate::qcow2::write_log;
+use crate::{BlockDevice, HostLocation};
 
 fn refuse(kind: ErrorKind, file: &Arc<dyn Storage>, message: impl Into<String>) -> Error {
     Error::new(kind, "open", message).target(file.name())
@@ -516,7 +516,7 @@ async fn assemble(
         snapshots: Mutex::new(Arc::new(snapshots)),
         views: SnapshotViews::default(),
         file,
-        data_name: data.name().into(),
+        data_start: HostLocation::start_of(&*data),
         data,
         unguarded_data,
         encryption,

@@ -32,8 +32,8 @@ impl<L: Layout> Core<L> {
             len_bytes,
             kind: ExtentKind::Data,
             host: Some(HostLocation {
-                storage: file.name().into(),
                 offset_bytes,
+                ..HostLocation::start_of(&**file)
             }),
             depth: 0,
         };

@@ -63,6 +63,8 @@ pub struct FileStorage {
 struct File {
     descriptor: Arc<Descriptor>,
     alignment: Alignment,
+    /// What the file is for the system, by any name.
+    device_and_inode: (u64, u64),
     /// Present for devices.
     device: Option<Device>,
     read_only: bool,
@@ -218,6 +220,12 @@ impl FileStorage {
         let written_by_others = permissions.shared.contains(PermissionSet::WRITE);
         let keep = self.file.read_only && !written_by_others;
         self.file.extents.keep_holes(keep);
+    }
+
+    /// What no two files of the system have in common at a time, and all names of one file do:
+    /// the device that it lies on, and its inode there.
+    pub fn device_and_inode(&self) -> (u64, u64) {
+        self.file.device_and_inode
     }
 
     /// Whether this is a device rather than a regular file.

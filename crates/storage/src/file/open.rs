@@ -92,6 +92,7 @@ impl OpenedFile {
         Ok(File {
             descriptor: Arc::new(descriptor),
             alignment,
+            device_and_inode: (stat.st_dev, stat.st_ino),
             device,
             read_only: options.read_only,
             no_flush: options.no_flush,

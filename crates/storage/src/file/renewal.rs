@@ -81,9 +81,7 @@ impl FileStorage {
 
     /// Whether both are the same file of the system.
     pub fn is_same_file(&self, other: &FileStorage) -> bool {
-        let id = |file: &FileStorage| file.file.stat().ok().map(|stat| (stat.st_dev, stat.st_ino));
-        let own = id(self);
-        own.is_some() && own == id(other)
+        self.device_and_inode() == other.device_and_inode()
     }
 }
 

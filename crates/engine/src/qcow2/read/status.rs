@@ -58,8 +58,8 @@ impl Image {
     fn location(&self, host: Option<HostOffset>) -> Option<HostLocation> {
         host.filter(|_| !self.is_encrypted())
             .map(|host| HostLocation {
-                storage: self.data_name.clone(),
                 offset_bytes: host.bytes(),
+                ..self.data_start.clone()
             })
     }
 
