@@ -282,6 +282,15 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
         false
     }
 
+    /// Whether the image can have a size at all: asked before anything is done for it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] or [`ErrorKind::Unsupported`] where it cannot.
+    fn check_size(&self, size_bytes: u64) -> Result<()> {
+        let _ = size_bytes;
+        Ok(())
+    }
+
     /// Sets the virtual size, durably, alone with the image and after a flush.
     ///
     /// # Errors

@@ -10,10 +10,12 @@ use std::sync::Arc;
 use common::run;
 use cuts::{Recorded, assert_between};
 use vellum::storage::MemStorage;
-use vellum::{BlockDevice, Buffer, Raw, RawOptions, RequestFlags, Storage, ZeroRequest};
+use vellum::{BlockDevice, Buffer, Buffers, Raw, RawOptions, RequestFlags, Storage, ZeroRequest};
 use vellum_foreign::{BackingName, CheckReport, Fix, ForeignImage, parallels, qcow, qed};
+use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
 
 const SIZE_BYTES: u64 = 512 << 10;
+const ENOSPC: i32 = 28;
 /// About so many moments of a history are looked at.
 const CUTS: usize = 60;
 const ALL: Fix = Fix {
@@ -217,6 +219,54 @@ fn qed_names_one_backing_file() {
             }
         }
     });
+}
+
+/// What a longer backing file has behind the old end never shows: neither after a cut, nor after a
+/// resize that failed for want of space.
+#[test]
+fn a_resize_of_qed_never_shows_a_longer_backing_file() {
+    const SHORT_BYTES: u64 = SIZE_BYTES / 2 + 512;
+    run(async {
+        let memory: Arc<dyn Storage> = Arc::new(MemStorage::new());
+        let options = qed::CreateOptions::default()
+            .size_bytes(SHORT_BYTES)
+            .cluster_size_bytes(4096)
+            .table_size_clusters(1);
+        qed::create(&memory, &options).await.unwrap();
+        let mut bytes = vec![0; memory.len_bytes().unwrap() as usize];
+        let read = memory.read(0, Buffers::from_iter([Buffer::for_read(bytes.len())]));
+        bytes.copy_from_slice(&read.await.unwrap()[0]);
+
+        let file = Recorded::new(bytes.clone());
+        let device = Format::QedOnBacking.open(file.clone()).await;
+        device.truncate(SIZE_BYTES).await.unwrap();
+        device.close().await.unwrap();
+        let mut random = fastrand::Rng::with_seed(1);
+        for moment in 0..=file.moment() {
+            for _ in 0..8 {
+                let cut = MemStorage::with_bytes(file.cut(moment, &mut random));
+                shows_the_short_part_alone(Arc::new(cut), SHORT_BYTES).await;
+            }
+        }
+
+        let memory = Arc::new(MemStorage::with_bytes(bytes));
+        let full = FaultStorage::new(memory.clone());
+        let writes = Matching::operation(Operation::Write);
+        full.fail(writes.touching(4096..1 << 30), 0, Times::Always, ENOSPC);
+        let device = Format::QedOnBacking.open(full).await;
+        device.truncate(SIZE_BYTES).await.unwrap_err();
+        drop(device);
+        shows_the_short_part_alone(memory, SHORT_BYTES).await;
+    });
+}
+
+async fn shows_the_short_part_alone(file: Arc<dyn Storage>, short_bytes: u64) {
+    let device = Format::QedOnBacking.open(file).await;
+    let size_bytes = device.size_bytes();
+    let read = device.read(0, Buffer::for_read(size_bytes as usize)).await;
+    let mut expected = base();
+    expected[short_bytes as usize..].fill(0);
+    assert!(read.unwrap()[..] == expected[..size_bytes as usize]);
 }
 
 #[test]

@@ -158,26 +158,32 @@ impl<L: Layout> Core<L> {
             let message = "Image format driver does not support resize";
             return Err(self.error(ErrorKind::Unsupported, "resize", message));
         }
+        self.layout.check_size(size_bytes)?;
         self.begin_changes().await?;
+        self.hide_backing(size_bytes).await?;
         self.commit().await?;
-        let before_bytes = self.layout.size_bytes();
         let resized = self.layout.resize(size_bytes).await;
         resized.inspect_err(|error| match error.kind() {
             // Nothing was begun.
             ErrorKind::Unsupported | ErrorKind::InvalidArgument => {}
             _ => self.fail_stop(error),
-        })?;
-        // What comes into being is zeroes, whatever a longer backing file has there.
+        })
+    }
+
+    /// What a resize brings into being is zeroes, whatever a longer backing file has there. They come
+    /// before the size: whatever interrupts it, the guest never sees what is below.
+    async fn hide_backing(&self, size_bytes: u64) -> Result<()> {
+        let before_bytes = self.layout.size_bytes();
         let below_bytes = self.backing.as_ref().map_or(0, |below| below.size_bytes());
         let hidden_end = below_bytes.min(size_bytes);
-        if hidden_end > before_bytes {
-            let hidden_bytes = hidden_end - before_bytes;
-            let request = ZeroRequest::default();
-            let zeroed = self.write_zeroes(before_bytes, hidden_bytes, request).await;
-            // Tried again, the resize would find the size as it is to be.
-            zeroed.inspect_err(|error| self.fail_stop(error))?;
-            self.commit().await?;
+        if hidden_end <= before_bytes {
+            return Ok(());
         }
-        Ok(())
+        let hidden_bytes = hidden_end - before_bytes;
+        self.coming_bytes.store(size_bytes, Ordering::Release);
+        let request = ZeroRequest::default();
+        let zeroed = self.write_zeroes(before_bytes, hidden_bytes, request).await;
+        self.coming_bytes.store(0, Ordering::Release);
+        zeroed
     }
 }

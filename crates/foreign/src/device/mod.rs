@@ -23,7 +23,7 @@ mod write;
 mod zero;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use vellum::{
@@ -57,6 +57,8 @@ struct Core<L: Layout> {
     ranges: Arc<RangeLock>,
     changes: Changes,
     commits: Commits,
+    /// The size that a resize is about to set, which changes of its own may reach already.
+    coming_bytes: AtomicU64,
     /// Why there are no more changes.
     failure: Mutex<Option<Error>>,
     closed: AtomicBool,
@@ -78,6 +80,7 @@ impl<L: Layout> MappedDevice<L> {
             ranges: Arc::default(),
             changes: Changes::default(),
             commits: Commits::default(),
+            coming_bytes: AtomicU64::new(0),
             failure: Mutex::default(),
             closed: AtomicBool::new(false),
             inflated: Inflated::default(),
@@ -183,10 +186,9 @@ impl<L: Layout> Core<L> {
     fn block_at(&self, offset_bytes: u64) -> std::ops::Range<u64> {
         let block_bytes = self.layout.block_bytes();
         let start = offset_bytes - offset_bytes % block_bytes;
-        start
-            ..start
-                .saturating_add(block_bytes)
-                .min(self.layout.size_bytes())
+        let coming_bytes = self.coming_bytes.load(Ordering::Acquire);
+        let size_bytes = self.layout.size_bytes().max(coming_bytes);
+        start..start.saturating_add(block_bytes).min(size_bytes)
     }
 }
 

@@ -190,7 +190,7 @@ impl Layout for QedLayout {
         true
     }
 
-    async fn resize(&self, size_bytes: u64) -> Result<()> {
+    fn check_size(&self, size_bytes: u64) -> Result<()> {
         let refused = |kind, message| Err(Error::new(kind, "resize", message));
         if !self.shape.may_have_size(size_bytes) {
             return refused(ErrorKind::InvalidArgument, "Invalid image size specified");
@@ -199,6 +199,10 @@ impl Layout for QedLayout {
             let message = "Shrinking images is currently not supported";
             return refused(ErrorKind::Unsupported, message);
         }
+        Ok(())
+    }
+
+    async fn resize(&self, size_bytes: u64) -> Result<()> {
         self.write_header(|header| header.size_bytes = size_bytes)
             .await
     }
