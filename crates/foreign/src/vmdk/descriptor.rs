@@ -95,6 +95,10 @@ pub struct ExtentLine {
     pub offset_sectors: u64,
 }
 
+/// An identifier of so many digits is exchanged in its place, which a power cut does not tear. One of fewer is
+/// made longer, with all that is behind it.
+const LEAST_CID_DIGITS: usize = 4;
+
 /// A descriptor that was parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Descriptor {
@@ -235,10 +239,9 @@ impl Descriptor {
     /// were. `random` is cut to as many digits as there are, if those are many enough.
     pub fn with_cid(&self, random: u32) -> (Descriptor, Range<usize>) {
         let digits = self.cid_digits.len();
-        let keeps_length = (6..=8).contains(&digits);
+        let keeps_length = digits >= LEAST_CID_DIGITS;
         let mask = match digits {
-            6 => 0x00ff_ffff,
-            7 => 0x0fff_ffff,
+            LEAST_CID_DIGITS..8 => (1 << (4 * digits)) - 1,
             _ => u32::MAX,
         };
         let mut cid = random & mask;
@@ -537,6 +540,17 @@ mod tests {
         assert_eq!(next.text().len(), parsed.text().len());
         assert_eq!(next.cid(), 0x12);
         assert_eq!(Descriptor::parse(next.text()).unwrap(), next);
+
+        for digits in ["d772", "d7728", "00d7728c98"] {
+            let other = FLAT.replace("CID=d7728c98", &format!("CID={digits}"));
+            let parsed = Descriptor::parse(other.as_bytes()).unwrap();
+            for random in [0, 1, u32::MAX, parsed.cid()] {
+                let (next, changed) = parsed.with_cid(random);
+                assert_eq!(changed.len(), digits.len());
+                assert_eq!(Descriptor::parse(next.text()).unwrap(), next);
+                assert_ne!(next.cid(), parsed.cid());
+            }
+        }
 
         let short = FLAT.replace("CID=d7728c98", "CID=7");
         let parsed = Descriptor::parse(short.as_bytes()).unwrap();
