@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use vellum::qcow2::AsQcow2;
 
+use vellum::storage::StorageIdentity;
 use vellum::{BlockDevice, Storage};
 
 use crate::scan::Piece;
@@ -87,6 +88,6 @@ async fn locate(
         Some(image) => image.data_storage(),
         None => layer.storage()?,
     };
-    let here = storage.name() == &*host.storage;
+    let here = StorageIdentity::of(&*storage) == host.identity;
     here.then_some((storage, host.offset_bytes, extent.len_bytes))
 }
