@@ -1,6 +1,7 @@
 //! Making images: `create`, and the target of `convert`.
 
 mod foreign_image;
+mod other_files;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,6 +27,8 @@ use crate::{
     ImageSpec, OpenFlags, checksums, created_elsewhere, error_text, filename, open_device,
     repository, url_name,
 };
+
+pub use other_files::other_files;
 
 const SECTOR_BYTES: u64 = 512;
 

@@ -11,8 +11,8 @@ use super::super::command::{Command, Failure, Outcome, check_object, fail};
 use super::super::{convert, help, subcommand};
 use super::{find, named};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
-use vellum_control::filename;
 use vellum_control::repository::Named;
+use vellum_control::{create, filename};
 use vellum_io::error::io_text;
 use vellum_io::lane;
 use vellum_repository::PushId;
@@ -48,7 +48,7 @@ pub fn options() -> Vec<Shape> {
 
 pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut words = Vec::<String>::new();
-    let (mut format, mut existing) = (None, false);
+    let (mut format, mut existing, mut settings) = (None, false, Vec::<String>::new());
     let mut parser = command.parser(OPTIONS, args);
     while let Some((option, value)) = parser.next_option()? {
         let value = value.unwrap_or_default();
@@ -57,7 +57,10 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
             Opt::Quiet => words.push("-q".into()),
             Opt::Progress => words.push("-p".into()),
             Opt::Format => format = Some(value),
-            Opt::Options => words.extend(["-o".into(), value]),
+            Opt::Options => {
+                settings.push(value.clone());
+                words.extend(["-o".into(), value]);
+            }
             Opt::Compress => words.push("-c".into()),
             Opt::Existing => existing = true,
             Opt::Object => check_object(&value)?,
@@ -68,9 +71,12 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         let message = "Expecting a disk in a repository and a file";
         return Err(Failure::Usage(message.into()));
     };
+    let format = format.unwrap_or_else(|| format_of(target).to_owned());
+    if !existing {
+        refuse_several_files(target, &format, &settings.join(","))?;
+    }
     let named = named(disk)?;
     let (number, push) = find_disk(&named)?;
-    let format = format.unwrap_or_else(|| format_of(target).to_owned());
     words.extend(["-O".to_owned(), format]);
     if existing {
         words.push("-n".into());
@@ -98,6 +104,23 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
                 Err(error) => fail(format!("Could not create '{target}': {}", io_text(&error))),
             }
         }
+    }
+}
+
+/// Refuses an image of several files: all but one would have their names before they are whole, in the
+/// place of what was there.
+fn refuse_several_files(target: &str, format: &str, options: &str) -> Result<(), Failure> {
+    let others = create::settings(target, format).and_then(|mut settings| {
+        settings.parse(options)?;
+        create::other_files(target, format, &settings)
+    });
+    // What else is wrong with them the copy tells.
+    match others.is_ok_and(|others| !others.is_empty()) {
+        true => fail(
+            "What is pulled is one file, without a data file or extents beside it: 'vellum convert' \
+             makes others of it",
+        ),
+        false => Ok(()),
     }
 }
 

@@ -196,10 +196,15 @@ async fn begin_new(
     if let Some(text) = &options.create_options {
         settings.parse(text)?;
     }
-    if settings.text("backing_file").is_some() || settings.text("data_file").is_some() {
-        return fail("What is received is one file: it has no backing file and no data file");
-    }
     settings.set("size", &header.size_bytes.to_string())?;
+    let others = create::other_files(&name, format, &settings)?;
+    if settings.text("backing_file").is_some() || !others.is_empty() {
+        // Others would be under a name of their own at once, where the disk before may have one.
+        return fail(
+            "What is received is one file: it has no backing file, no data file and no extents \
+             beside it",
+        );
+    }
     let begun = make_and_begin(state, &name, format, &settings, header, options).await;
     if begun.is_err() && state.receiving.is_none() {
         // Nobody knows of it. The first error is the one to tell.

@@ -229,3 +229,28 @@ fn what_does_not_belong_there_is_named_and_left_alone() {
     fs::remove_file(place.path("r/tags/linked")).expect("a link");
     assert_eq!(ours.verify("r")["problems"], Value::Array(Vec::new()));
 }
+
+/// The others would be written over before the new disk is whole.
+#[test]
+fn images_of_several_files_are_not_pulled() {
+    let place = Place::with_disk();
+    let ours = Ours {
+        place: &place,
+        gateway: None,
+    };
+    ours.good(&["push", "www/disk.qcow2", "r:vm"]);
+    fs::write(place.path("data"), "mine").unwrap();
+    fs::write(place.path("x-flat.vmdk"), "mine").unwrap();
+    let one = "What is pulled is one file";
+    ours.refused(&["pull", "-o", "data_file=data", "r:vm", "x"], one);
+    for subformat in ["monolithicFlat", "twoGbMaxExtentSparse"] {
+        let options = format!("subformat={subformat}");
+        ours.refused(
+            &["pull", "-O", "vmdk", "-o", &options, "r:vm", "x.vmdk"],
+            one,
+        );
+    }
+    assert_eq!(fs::read(place.path("data")).unwrap(), b"mine");
+    assert_eq!(fs::read(place.path("x-flat.vmdk")).unwrap(), b"mine");
+    ours.good(&["pull", "-O", "vmdk", "r:vm", "x.vmdk"]);
+}
