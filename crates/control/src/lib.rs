@@ -41,6 +41,7 @@ pub mod ini;
 pub mod json;
 mod json_text;
 mod keyring;
+pub mod layer_files;
 pub mod measure;
 pub mod minisign;
 mod nbd_name;

@@ -206,3 +206,69 @@ fn crc32c(bytes: &[u8]) -> u32 {
         })
     })
 }
+
+/// Their other files would have their names before the disk is whole, and nobody notes how those are.
+#[test]
+fn targets_of_several_files_are_refused() {
+    let place = Place::new();
+    crate::source(&place);
+    place.done("$VELLUM send -q src > whole");
+    place.done("qemu-img convert -O vmdk -o subformat=monolithicFlat src dst.vmdk");
+    place.done("sha256sum dst* > before");
+    for subformat in [
+        "monolithicFlat",
+        "twoGbMaxExtentFlat",
+        "twoGbMaxExtentSparse",
+    ] {
+        let said = place.fails(&format!(
+            "$VELLUM receive --force -O vmdk -o subformat={subformat} dst.vmdk < whole"
+        ));
+        assert!(said.contains("is one file"), "{said}");
+    }
+    place.done("sha256sum -c --status before");
+    assert_eq!(place.files("dst"), ["dst-flat.vmdk", "dst.vmdk"]);
+    place.done("$VELLUM receive -q -O vmdk one.vmdk < whole");
+
+    place.done("qemu-img create -q -f qcow2 -o data_file=data,data_file_raw=on dst 64M");
+    place.done("$VELLUM receive -q -n dst < whole");
+    let base = place.done("$VELLUM receive --token dst");
+    place
+        .done("qemu-img bitmap --add src monday && qemu-io -c 'write -P 7 1M 64k' src > /dev/null");
+    let send = format!("$VELLUM send -q src --since monday --base {base}");
+    let said = place.fails(&format!("{send} | $VELLUM receive dst"));
+    assert!(
+        said.contains("has a data file or extents beside it"),
+        "{said}"
+    );
+    place.done(&format!("{send} | $VELLUM receive -q --force dst"));
+    place.done("qemu-img compare -q src dst");
+}
+
+#[test]
+fn a_source_that_nobody_can_tell_of_is_not_gone_on_with() {
+    let place = Place::new();
+    crate::source(&place);
+    // Of a vmdk all files count.
+    place.done("qemu-img convert -O vmdk -o subformat=monolithicFlat src flat.vmdk");
+    place.done("$VELLUM send -q -o stream flat.vmdk");
+    place.fails("head -c 3M stream | $VELLUM receive dst");
+    let token = place.done("$VELLUM receive --resume-token dst");
+    place.done(&format!(
+        "$VELLUM send -q --resume {token} flat.vmdk > rest"
+    ));
+    place.done("printf x | dd of=flat-flat.vmdk bs=1 seek=40M conv=notrunc status=none");
+    let said = place.fails(&format!("$VELLUM send --resume {token} flat.vmdk | cat"));
+    assert!(said.contains("not of this disk as it is now"), "{said}");
+
+    let serve = "qemu-nbd --fork --pid-file pid -r -t -f qcow2 -k $PWD/socket src";
+    place.done(serve);
+    let served = "\"nbd+unix:///?socket=$PWD/socket\"";
+    place.done(&format!("$VELLUM send -q -f raw {served} > stream"));
+    place.fails("head -c 3M stream | $VELLUM receive other");
+    let token = place.done("$VELLUM receive --resume-token other");
+    let said = place.fails(&format!(
+        "$VELLUM send -f raw --resume {token} {served} | cat"
+    ));
+    assert!(said.contains("Nobody can tell whether"), "{said}");
+    place.done("kill $(cat pid)");
+}

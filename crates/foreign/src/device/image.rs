@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use vellum::{BlockDevice, ErrorKind, Io, Result};
+use vellum::{BlockDevice, ErrorKind, Io, Result, Storage};
 
 use super::Core;
 use crate::facts::{BackingName, Facts};
@@ -28,6 +28,11 @@ impl ForeignImage {
         self.0.facts()
     }
 
+    /// The storages that the image consists of; the one that it is named by is the first.
+    pub fn files(&self) -> Vec<Arc<dyn Storage>> {
+        self.0.files()
+    }
+
     /// Has the image name another backing file, or none, durably. What it shows is as it was: that is for
     /// whoever opens it anew.
     ///
@@ -48,12 +53,18 @@ impl fmt::Debug for ForeignImage {
 trait Image: Send + Sync {
     fn facts(&self) -> Arc<Facts>;
 
+    fn files(&self) -> Vec<Arc<dyn Storage>>;
+
     fn set_backing_file(self: Arc<Self>, backing: Option<BackingName>) -> Io<()>;
 }
 
 impl<L: Layout> Image for Core<L> {
     fn facts(&self) -> Arc<Facts> {
         self.facts.lock().clone()
+    }
+
+    fn files(&self) -> Vec<Arc<dyn Storage>> {
+        self.layout.files().to_vec()
     }
 
     fn set_backing_file(self: Arc<Self>, backing: Option<BackingName>) -> Io<()> {

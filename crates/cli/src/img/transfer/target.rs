@@ -7,6 +7,7 @@ use std::sync::Arc;
 use vellum::{BlockDevice, ErrorKind};
 use vellum_control::create;
 use vellum_control::create_options::CreateSettings;
+use vellum_control::layer_files::layer_files;
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, encryption, open_device};
 use vellum_format::stream::Header;
 
@@ -167,6 +168,9 @@ async fn begin_in_place(
         .or(noted.into_iter().flatten().next());
     let target = open_as(&place, format.as_deref(), options).await?;
     check_size(disk, &target, header)?;
+    if header.incremental && !options.force {
+        check_is_one_file(disk, &target)?;
+    }
     let format = target.info().format;
     state.begin(Receiving::new(header, format, false, &place)?)?;
     Ok(target)
@@ -251,6 +255,18 @@ fn check_base(state: &State, disk: &str, header: &Header) -> Result<(), Failure>
             id_text(received.id)
         )),
         _ => Ok(()),
+    }
+}
+
+/// Refuses changes of a disk in several files: what is noted of one of them says nothing of the others, which
+/// somebody may have changed.
+fn check_is_one_file(disk: &str, target: &Arc<dyn BlockDevice>) -> Result<(), Failure> {
+    match layer_files(&**target).len() {
+        0 | 1 => Ok(()),
+        _ => fail(format!(
+            "'{disk}' has a data file or extents beside it, and nobody can tell whether those are as they \
+             were received: send the whole disk (--force applies it all the same)"
+        )),
     }
 }
 

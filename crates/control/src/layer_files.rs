@@ -1,0 +1,27 @@
+//! Which storages a layer of a disk consists of, for those who want to know whether it was changed.
+
+use std::sync::Arc;
+
+use vellum::qcow2::AsQcow2;
+use vellum::{BlockDevice, Storage};
+use vellum_foreign::ForeignImage;
+
+/// The storages that hold what a device holds itself, without its backing file: the one that it is
+/// named by first, then an external data file, or the extents of a `vmdk`. None for a device
+/// whose storage nobody knows.
+pub fn layer_files(device: &dyn BlockDevice) -> Vec<Arc<dyn Storage>> {
+    if let Some(target) = device.stands_for() {
+        return layer_files(&*target);
+    }
+    if let Some(image) = ForeignImage::of(device) {
+        return image.files();
+    }
+    let mut files = Vec::new();
+    files.extend(device.storage());
+    if let Some(image) = device.as_qcow2()
+        && image.header().geometry().external_data
+    {
+        files.push(image.data_storage());
+    }
+    files
+}
