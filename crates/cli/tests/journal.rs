@@ -297,3 +297,39 @@ fn a_target_that_was_overwritten_is_not_gone_on_with() {
         );
     }
 }
+
+/// All files of the source count, not the one alone that it is named by.
+#[test]
+fn a_source_whose_extents_were_changed_is_another_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    succeeds(folder, "qemu-img create -q -f raw raw 600M");
+    succeeds(
+        folder,
+        "qemu-io -f raw -c 'write -P 1 0 600M' raw > /dev/null",
+    );
+    let make = "qemu-img convert -O vmdk -o subformat=monolithicFlat -f raw raw src.vmdk";
+    succeeds(folder, make);
+    let copy = Command::new(VELLUM)
+        .args([
+            "convert",
+            "--journal",
+            "-r",
+            "60M",
+            "-f",
+            "vmdk",
+            "src.vmdk",
+        ])
+        .arg("target")
+        .current_dir(folder)
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the program runs");
+    kill_beyond(folder, copy, 1);
+    let change = "printf x | dd of=src-flat.vmdk bs=1 seek=1M conv=notrunc status=none";
+    succeeds(folder, change);
+    let again = shell(folder, "$VELLUM convert --journal -f vmdk src.vmdk target");
+    assert_eq!(again.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&again.stderr);
+    assert!(said.contains("are not those of the copy"), "{said}");
+}

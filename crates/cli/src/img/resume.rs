@@ -30,6 +30,7 @@ use vellum::qcow2::check::{CheckOptions, Fix, repair};
 use vellum::qcow2::{AsQcow2, read_header};
 use vellum::{BlockDevice, Error, Storage};
 use vellum_control::CacheMode;
+use vellum_control::layer_files::layer_files;
 use vellum_format::features::Incompatible;
 use vellum_io::error::io_text;
 use vellum_jobs::copy::{CopyOptions, Observer};
@@ -180,16 +181,21 @@ fn identity(
         let mut next = Some(source.clone());
         while let Some(device) = next {
             let info = device.info();
-            let name = device.storage().map(|storage| storage.name().to_owned());
-            let name = name.unwrap_or_else(|| info.name.clone());
-            let data = device.as_qcow2().map(|image| image.data_storage());
-            let data = data.filter(|data| data.name() != name);
-            let data = data.map(|data| file_identity(Path::new(data.name())));
+            let mut names: Vec<String> = layer_files(&*device)
+                .iter()
+                .map(|storage| storage.name().to_owned())
+                .collect();
+            if names.is_empty() {
+                names.push(info.name);
+            }
+            let known: Result<Vec<_>, _> = names
+                .iter()
+                .map(|name| file_identity(Path::new(name)))
+                .collect();
             files.push(json!({
                 "format": info.format,
                 "virtual-size": device.size_bytes(),
-                "file": file_identity(Path::new(&name))?,
-                "data-file": data.transpose()?,
+                "files": known?,
             }));
             next = device.backing();
         }

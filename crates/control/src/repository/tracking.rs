@@ -10,6 +10,7 @@ use vellum::{BlockDevice, Error, ErrorKind, Result};
 use vellum_repository::{CHUNK_BYTES, PushId, TagName};
 
 use super::Named;
+use crate::layer_files::layer_files;
 use crate::options::Options;
 use crate::spec::{ImageSpec, Source};
 use crate::{OpenFlags, open_device};
@@ -114,16 +115,14 @@ fn identity_of(device: &dyn BlockDevice) -> String {
     let mut next = device.backing();
     while let Some(layer) = next {
         let (info, size_bytes) = (layer.info(), layer.size_bytes());
-        let storage = layer
-            .storage()
-            .or_else(|| layer.bytes_in().map(|(storage, _)| storage));
-        let version = storage.as_ref().and_then(|storage| storage.version());
-        let file = storage.and_then(|storage| std::fs::metadata(storage.name()).ok());
-        let file = file.map(|file| (file.dev(), file.ino(), file.mtime(), file.mtime_nsec()));
-        told += &format!(
-            "{} {} {size_bytes} {version:?} {file:?}\n",
-            info.name, info.format
-        );
+        told += &format!("{} {} {size_bytes}", info.name, info.format);
+        for storage in layer_files(&*layer) {
+            let version = storage.version();
+            let file = std::fs::metadata(storage.name()).ok();
+            let file = file.map(|file| (file.dev(), file.ino(), file.mtime(), file.mtime_nsec()));
+            told += &format!(" {version:?} {file:?}");
+        }
+        told += "\n";
         next = layer.backing();
     }
     format!("/{}", vellum_repository::name_hash(&told))

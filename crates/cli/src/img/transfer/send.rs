@@ -24,6 +24,7 @@ use super::super::command::{
 use super::super::common::{self, CommonArgs};
 use super::super::note::cannot;
 use super::super::{help, snapshot};
+use super::source::SourceIdentity;
 use super::{id_text, parse_header, parse_id, source, widen};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::progress::Progress;
@@ -195,10 +196,16 @@ async fn open_and_send(command: Command<'_>, arguments: &mut Arguments) -> Outco
     };
     let header = match &arguments.resume {
         Some(header) => {
-            check_resumed(header, &source, identity)?;
+            check_resumed(header, &source, &identity)?;
             header.clone()
         }
-        None => new_header(arguments, &source, bitmap_name, bitmap.as_ref(), identity)?,
+        None => new_header(
+            arguments,
+            &source,
+            bitmap_name,
+            bitmap.as_ref(),
+            identity.hash,
+        )?,
     };
     let output = output(arguments.file.as_deref())?;
     let result = send_to(
@@ -265,7 +272,7 @@ fn new_header(
 fn check_resumed(
     header: &Header,
     source: &Arc<dyn BlockDevice>,
-    identity: [u8; 32],
+    identity: &SourceIdentity,
 ) -> Result<(), Failure> {
     let size_bytes = source.size_bytes();
     if header.size_bytes != size_bytes {
@@ -275,7 +282,13 @@ fn check_resumed(
             human(size_bytes)
         ));
     }
-    if header.source != identity {
+    if let Some(name) = &identity.unknown {
+        return fail(format!(
+            "Nobody can tell whether '{name}' was changed since, which is neither a file nor has a \
+             version: what is half received must be sent anew"
+        ));
+    }
+    if header.source != identity.hash {
         return fail(
             "The token is not of this disk as it is now: it is another one, it was changed since, \
              or its bitmap was (of a snapshot -l must say so again). What is half received must be \

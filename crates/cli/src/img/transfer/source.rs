@@ -3,28 +3,46 @@
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use vellum::BlockDevice;
-use vellum::qcow2::{AsQcow2, DirtyBitmap};
+use vellum::qcow2::DirtyBitmap;
+use vellum::{BlockDevice, Storage};
+use vellum_control::layer_files::layer_files;
 use vellum_format::stream::payload_hash;
 
-/// A hash over what is known of a source: of each layer its format and size, and of a file which
-/// one it is, how long and when it was changed; of what is elsewhere only its name. Also which
-/// snapshot is sent, or what a bitmap calls dirty.
+/// What is known of a source.
+pub struct SourceIdentity {
+    /// A hash over all of it.
+    pub hash: [u8; 32],
+    /// The first part of the source that has nothing to tell whether it was changed.
+    pub unknown: Option<String>,
+}
+
+/// Hashes what is known of a source: of each layer its format and size, and of each of its files which
+/// one it is, how long and when it was changed; of what is elsewhere the name and the version.
+/// Also which snapshot is sent, or what a bitmap calls dirty.
 pub fn identity(
     source: &Arc<dyn BlockDevice>,
     snapshot: Option<&str>,
     bitmap: Option<&DirtyBitmap>,
-) -> [u8; 32] {
-    let mut text = String::new();
+) -> SourceIdentity {
+    let (mut text, mut unknown) = (String::new(), None);
     let mut next = Some(source.clone());
     while let Some(device) = next {
         let info = device.info();
-        let name = device.storage().map(|storage| storage.name().to_owned());
-        let name = name.unwrap_or_else(|| info.name.clone());
-        let size_bytes = device.size_bytes();
-        text += &format!("{} {size_bytes} {}\n", info.format, file(&name));
-        if let Some(image) = device.as_qcow2() {
-            text += &format!("data {}\n", file(image.data_storage().name()));
+        text += &format!("{} {}\n", info.format, device.size_bytes());
+        let files = layer_files(&*device);
+        if files.is_empty() {
+            text += &format!("{:?}\n", info.name);
+            unknown.get_or_insert(info.name);
+        }
+        for storage in files {
+            let name = storage.name();
+            match version(&*storage) {
+                Some(version) => text += &format!("{version}\n"),
+                None => {
+                    text += &format!("{name:?}\n");
+                    unknown.get_or_insert_with(|| name.to_owned());
+                }
+            }
         }
         next = device.backing();
     }
@@ -32,19 +50,25 @@ pub fn identity(
     if let Some(bitmap) = bitmap {
         text += &format!("{} {:?}\n", bitmap.granularity_bytes(), bitmap.sha256());
     }
-    payload_hash(text.as_bytes())
+    SourceIdentity {
+        hash: payload_hash(text.as_bytes()),
+        unknown,
+    }
 }
 
-fn file(name: &str) -> String {
-    match std::fs::metadata(name) {
-        Ok(file) if file.is_file() => format!(
-            "{} {} {} {} {}",
-            file.dev(),
-            file.ino(),
-            file.len(),
-            file.mtime(),
-            file.mtime_nsec()
-        ),
-        _ => format!("{name:?}"),
+/// What changes if the bytes of a storage do; `None` if there is nothing like that.
+fn version(storage: &dyn Storage) -> Option<String> {
+    let name = storage.name();
+    if let Some(version) = storage.version() {
+        return Some(format!("{name:?} version {version:?}"));
     }
+    let file = std::fs::metadata(name).ok().filter(|file| file.is_file())?;
+    Some(format!(
+        "{} {} {} {} {}",
+        file.dev(),
+        file.ino(),
+        file.len(),
+        file.mtime(),
+        file.mtime_nsec()
+    ))
 }
