@@ -19,6 +19,8 @@ mod blocking;
 mod blocks;
 mod cache;
 mod connection;
+#[cfg(any(feature = "rbd", feature = "ssh"))]
+mod failed_flush;
 mod failure;
 mod fetch;
 mod http;

@@ -20,6 +20,7 @@ use super::known_runs::KnownRuns;
 use super::options::RbdOptions;
 use crate::beyond_end::BeyondEnd;
 use crate::blocking;
+use crate::failed_flush::FailedFlush;
 
 /// How long opening, making and removing an image may take, the connection included.
 const OPEN_LIMIT: Duration = Duration::from_secs(60);
@@ -51,6 +52,8 @@ struct Shared {
     /// The units of which it can be told whether they are there, if it can.
     diff_unit_bytes: Option<u64>,
     known: Mutex<KnownRuns>,
+    /// Why a flush has failed: none succeeds after it (rule 11). librbd tells a loss once.
+    failed_flush: FailedFlush,
 }
 
 impl RbdStorage {
@@ -85,6 +88,7 @@ impl RbdStorage {
                 resizing: async_lock::Mutex::new(()),
                 diff_unit_bytes,
                 known: Mutex::default(),
+                failed_flush: FailedFlush::default(),
             }),
         }))
     }
@@ -113,7 +117,7 @@ impl RbdStorage {
             shared.grow(end_bytes).await?;
             let buffers = shared.submit(ask, buffers)?.wait().await?;
             if fua {
-                shared.submit(Ask::Flush, Buffers::new())?.wait().await?;
+                shared.clone().flush().await?;
             }
             Ok(buffers)
         })
@@ -180,6 +184,21 @@ impl Shared {
 
     fn submit(&self, ask: Ask, buffers: Buffers) -> Result<Answer> {
         Ok(submit(self.image()?, ask, buffers))
+    }
+
+    /// Begins a flush.
+    fn flush(self: Arc<Self>) -> Io<()> {
+        if let Err(error) = self.failed_flush.check() {
+            return Io::ready(Err(error));
+        }
+        let answer = self.submit(Ask::Flush, Buffers::new());
+        Io::boxed(async move {
+            let flushed = match answer {
+                Ok(answer) => answer.wait().await.map(nothing),
+                Err(error) => Err(error),
+            };
+            self.failed_flush.note(flushed)
+        })
     }
 
     fn len_bytes(&self) -> u64 {
@@ -359,8 +378,9 @@ impl Storage for RbdStorage {
     }
 
     fn flush(&self) -> Io<()> {
-        match self.shared.writable {
-            true => waiting(self.shared.submit(Ask::Flush, Buffers::new())).map_buffers(nothing),
+        let shared = self.shared.clone();
+        match shared.writable {
+            true => shared.flush(),
             false => Io::ready(Ok(())),
         }
     }

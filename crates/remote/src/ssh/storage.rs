@@ -17,6 +17,7 @@ use super::pieces::{cut, join, lengths};
 use super::session::Session;
 use crate::beyond_end::BeyondEnd;
 use crate::blocking;
+use crate::failed_flush::FailedFlush;
 use crate::failure;
 
 /// Zeroes are written out in pieces of this size, so many at a time.
@@ -38,7 +39,7 @@ struct Shared {
     failures: AtomicU64,
     len_bytes: AtomicU64,
     /// Why a flush has failed: none succeeds after it (rule 11).
-    failed_flush: Mutex<Option<Error>>,
+    failed_flush: FailedFlush,
     told_no_fsync: AtomicBool,
     closed: AtomicBool,
 }
@@ -62,7 +63,7 @@ impl SshStorage {
                 connecting: async_lock::Mutex::new(None),
                 failures: AtomicU64::new(0),
                 len_bytes: AtomicU64::new(len_bytes),
-                failed_flush: Mutex::new(None),
+                failed_flush: FailedFlush::default(),
                 told_no_fsync: AtomicBool::new(false),
                 closed: AtomicBool::new(false),
             }),
@@ -194,9 +195,7 @@ impl Shared {
     }
 
     async fn flush(&self) -> Result<()> {
-        if let Some(error) = &*self.failed_flush.lock() {
-            return Err(error.clone());
-        }
+        self.failed_flush.check()?;
         let session = self.session();
         if !session.has_fsync() {
             if !self.told_no_fsync.swap(true, Ordering::Relaxed) {
@@ -209,10 +208,9 @@ impl Shared {
             return Ok(());
         }
         let flushed = session.fsync().wait().await;
-        flushed.map(|_| ()).map_err(|error| {
-            let error = error.target(&self.options.name);
-            self.failed_flush.lock().get_or_insert(error).clone()
-        })
+        let flushed = flushed.map(|_| ());
+        let flushed = flushed.map_err(|error| error.target(&self.options.name));
+        self.failed_flush.note(flushed)
     }
 
     async fn truncate(&self, len_bytes: u64) -> Result<()> {
