@@ -81,11 +81,12 @@ impl Retries {
         };
         // Whoever failed beside this one is not to come back at the same moment.
         let jitter = self.pause.mul_f64(fastrand::f64() / 2.0);
-        let pause = asked.unwrap_or_default().max(self.pause) + jitter;
-        if Instant::now() + pause > self.end() {
+        let pause = asked.unwrap_or_default().max(self.pause);
+        // A server may ask for any time.
+        if pause > self.patience || Instant::now() + pause + jitter > self.end() {
             return Err(failure.into_error());
         }
-        sleep(pause).await;
+        sleep(pause + jitter).await;
         self.pause = (2 * self.pause).min(LONGEST_PAUSE);
         Ok(())
     }
@@ -274,16 +275,22 @@ impl Fetcher {
                 state.blocks.want_ahead(index);
             }
         }
-        let tasks = state.new_tasks();
         drop(state);
+        self.start_tasks();
+        Ok(())
+    }
+
+    /// Starts tasks for what waits.
+    fn start_tasks(self: &Arc<Self>) {
+        let tasks = self.state.lock().new_tasks();
         for _ in 0..tasks {
             self.handle.spawn(self.clone().fetch());
         }
-        Ok(())
     }
 
     /// Takes pieces until there is none.
     async fn fetch(self: Arc<Self>) {
+        let mut counted = Counted(Some(&self));
         loop {
             let piece = {
                 let mut state = self.state.lock();
@@ -293,6 +300,7 @@ impl Fetcher {
                 };
                 if piece.is_none() {
                     state.tasks -= 1;
+                    counted.0 = None;
                 }
                 piece
             };
@@ -307,12 +315,13 @@ impl Fetcher {
         let mut filling = Filling {
             fetcher: self,
             next: piece.start,
+            end: piece.end,
             bytes: Vec::new(),
         };
         let end = (piece.end * BLOCK_BYTES).min(self.len_bytes);
         while filling.next < piece.end {
             if self.closed.load(Ordering::Acquire) {
-                filling.fail(piece.end, &self.closed_error());
+                filling.fail(&self.closed_error());
                 return;
             }
             filling.bytes.clear();
@@ -339,7 +348,7 @@ impl Fetcher {
                 self.allow_fewer();
             }
             if let Err(error) = retries.wait_after(failure).await {
-                filling.fail(piece.end, &error);
+                filling.fail(&error);
                 return;
             }
         }
@@ -359,17 +368,14 @@ impl Fetcher {
 
     /// Pieces arrive: one more connection may be tried.
     fn allow_more(self: &Arc<Self>) {
-        let tasks = {
+        {
             let mut state = self.state.lock();
             if state.allowed == MOST_CONNECTIONS {
                 return;
             }
             state.allowed += 1;
-            state.new_tasks()
-        };
-        for _ in 0..tasks {
-            self.handle.spawn(self.clone().fetch());
         }
+        self.start_tasks();
     }
 }
 
@@ -383,11 +389,35 @@ impl State {
     }
 }
 
+/// A task that is counted, until it has said itself that it ends.
+struct Counted<'a>(Option<&'a Arc<Fetcher>>);
+
+impl Drop for Counted<'_> {
+    /// The task was ended from outside, or by a panic: others do what waits.
+    fn drop(&mut self) {
+        if let Some(fetcher) = self.0 {
+            fetcher.state.lock().tasks -= 1;
+            fetcher.start_tasks();
+        }
+    }
+}
+
 /// The blocks of a piece as their bytes come in.
 struct Filling<'a> {
     fetcher: &'a Fetcher,
     next: u64,
+    end: u64,
     bytes: Vec<u8>,
+}
+
+impl Drop for Filling<'_> {
+    /// Whoever waits for what did not come, whatever ended the task, is told.
+    fn drop(&mut self) {
+        if self.next < self.end {
+            let error = Error::new(ErrorKind::Io, "read", "the fetch was given up");
+            self.fail(&error.target(self.fetcher.name()));
+        }
+    }
 }
 
 impl Filling<'_> {
@@ -421,11 +451,12 @@ impl Filling<'_> {
         whole
     }
 
-    fn fail(&mut self, end: u64, error: &Error) {
+    fn fail(&mut self, error: &Error) {
         let mut state = self.fetcher.state.lock();
-        for index in self.next..end {
+        for index in self.next..self.end {
             state.blocks.arrived(index, Err(error.clone()));
         }
+        self.next = self.end;
     }
 }
 

@@ -82,6 +82,25 @@ fn busy_servers_are_asked_again_and_less() {
     assert!(most.load(Ordering::SeqCst) > 3);
 }
 
+/// Also for longer than a clock counts.
+#[test]
+fn a_server_may_ask_for_any_pause() {
+    let bytes = content(12, MIB);
+    let server = Server::new(bytes);
+    for seconds in [3_600, u64::MAX / 2, u64::MAX] {
+        server.decide(|_| Answer::Right);
+        lane::block_on(async {
+            let storage = open(&server).await.unwrap();
+            let pause = vec![("Retry-After", seconds.to_string())];
+            server.decide(move |_| Answer::Status(503, pause.clone()));
+            let begun = Instant::now();
+            let read = read(&storage, 0, MIB).await;
+            assert!(read.unwrap_err().to_string().contains("503"), "{seconds}");
+            assert!(begun.elapsed() < Duration::from_secs(4));
+        });
+    }
+}
+
 #[test]
 fn an_outage_is_waited_for_and_one_without_end_is_told() {
     let bytes = content(4, 4 * MIB);
