@@ -40,6 +40,9 @@ const MOST_AHEAD: usize = 8;
 /// Between two looks at what another process fetches: at first, and at most.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LONGEST_LOOK: Duration = Duration::from_millis(20);
+/// So long is waited for who claims blocks, by what an outage may last: he may be stopped.
+const LEAST_CLAIM_WAIT: Duration = Duration::from_secs(1);
+const LONGEST_CLAIM_WAIT: Duration = Duration::from_secs(10);
 /// Between two tries during an outage.
 const OUTAGE_PAUSE: Duration = Duration::from_millis(500);
 /// So often whoever makes room looks whether there is enough.
@@ -81,7 +84,7 @@ pub(super) struct State {
     pub(super) trace: Option<Trace>,
     /// Stored since it was looked how much the folder takes.
     stored_bytes: u64,
-    /// When storing has failed.
+    /// When storing has failed, or somebody who claims blocks has not brought them.
     full_since: Option<Instant>,
 }
 
@@ -240,7 +243,7 @@ impl Cache {
         }
         // Whoever has waited for another piece may find some of this one here by now.
         let (mut next, mut stored) = (piece.start, 0);
-        while result.is_ok() && next < piece.end {
+        while result.is_ok() && next < piece.end && self.can_store() {
             let Some(run) = self.next_missing(next..piece.end).await else {
                 break;
             };
@@ -297,8 +300,13 @@ impl Cache {
     async fn fetch(&self, run: Range<u64>) -> Result<u64> {
         let entries = entries_of(&run);
         let mut pause = FIRST_LOOK;
+        let patience = (self.options.outage).clamp(LEAST_CLAIM_WAIT, LONGEST_CLAIM_WAIT);
+        let since = now();
         loop {
-            if self.place.try_claim(&entries)? {
+            let Ok(is_claimed) = self.place.try_claim(&entries) else {
+                return Ok(self.pass_by());
+            };
+            if is_claimed {
                 let half_gone = self.half_gone(&run);
                 if half_gone.is_none() {
                     let fetched = self.fetch_claimed(&run).await;
@@ -307,9 +315,14 @@ impl Cache {
                 }
                 // All of the group has to be claimed for that, by whoever does it alone.
                 self.place.release(&entries);
-                if let Some(group) = half_gone {
-                    self.repair(group).await?;
+                if let Some(group) = half_gone
+                    && self.repair(group).await.is_err()
+                {
+                    return Ok(self.pass_by());
                 }
+            }
+            if now().duration_since(since) > patience {
+                return Ok(self.pass_by());
             }
             if self.is_closed() {
                 return Err(self.closed_error());
@@ -324,6 +337,12 @@ impl Cache {
         }
     }
 
+    /// Blocks cannot come to be here just now: whoever waits reads from the server. Nothing was stored.
+    fn pass_by(&self) -> u64 {
+        self.state.lock().full_since = Some(now());
+        0
+    }
+
     /// Fetches what is missing of a run that is claimed; how many bytes were stored.
     async fn fetch_claimed(&self, run: &Range<u64>) -> Result<u64> {
         let (mut next, mut stored) = (run.start, 0);
@@ -334,9 +353,7 @@ impl Cache {
             self.fetched_bytes.fetch_add(len_bytes, Ordering::Relaxed);
             let done = self.place.store(&missing, bytes).await;
             if done.is_err() {
-                // Whoever waits reads from the server.
-                self.state.lock().full_since = Some(now());
-                return Ok(stored);
+                return Ok(stored + self.pass_by());
             }
             self.state.lock().full_since = None;
             stored += len_bytes;
@@ -395,7 +412,7 @@ impl Cache {
                 Err(error) => error,
             };
             let passes = matches!(error.kind(), ErrorKind::Io | ErrorKind::Protocol);
-            if !passes || self.is_closed() || now() > since + self.options.outage {
+            if !passes || self.is_closed() || now().duration_since(since) > self.options.outage {
                 return Err(error);
             }
             if !self.is_out.swap(true, Ordering::AcqRel) {

@@ -453,7 +453,7 @@ impl Storage for CacheStorage {
 #[cfg(test)]
 mod tests {
     use vellum_storage::MemStorage;
-    use vellum_storage::wrap::{DelayStorage, Matching, Operation};
+    use vellum_storage::wrap::{DelayStorage, FaultStorage, Matching, Operation, Times};
 
     use super::super::evict;
     use super::*;
@@ -511,6 +511,24 @@ mod tests {
             assert!(storage.cache.table.whole(0..1).is_none());
             assert!(read(&storage, 0, 1 << 20).await == [7; 1 << 20]);
             assert!(table.generation(0).is_multiple_of(2));
+        });
+    }
+
+    #[test]
+    fn a_half_gone_group_that_cannot_be_repaired_is_passed_by() {
+        let below = Arc::new(MemStorage::with_bytes(vec![7; 1 << 20]));
+        let index = FaultStorage::new(Arc::new(MemStorage::new()));
+        let writes = Matching::operation(Operation::Write);
+        index.fail(writes, 0, Times::Always, 28);
+        let data = Arc::new(MemStorage::new());
+        lane::block_on(async {
+            let options = CacheOptions::new(Path::new(""));
+            let storage = CacheStorage::in_storages(below, data, index.clone(), options).unwrap();
+            storage.cache.table.shared().set_generation(0, 1);
+            let buffers = Buffers::from_iter([Buffer::for_read(4096)]);
+            let read = storage.read(0, buffers).await.unwrap();
+            assert!(read[0].iter().all(|&byte| byte == 7));
+            storage.close().await.unwrap();
         });
     }
 }

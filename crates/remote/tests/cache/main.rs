@@ -17,6 +17,7 @@ use below::{BLOCK, Below, Shared};
 use vellum_io::{Buffer, Buffers, ErrorKind, Result, lane};
 use vellum_remote::{CacheOptions, CacheStorage, Found};
 use vellum_storage::Storage;
+use vellum_storage::lock::ranges;
 
 /// Bytes of which no two blocks are the same.
 fn content(seed: u64, len: usize) -> Vec<u8> {
@@ -187,7 +188,11 @@ fn during_an_outage_what_is_here_goes_on_and_the_rest_waits() {
     let bytes = content(6, 4 << 20);
     let below = Below::new(bytes.clone());
     lane::block_on(async {
-        let cache = open(&below, options(folder.path())).await;
+        let patient = CacheOptions {
+            outage: Duration::MAX,
+            ..options(folder.path())
+        };
+        let cache = open(&below, patient).await;
         check_some(&*cache, &bytes[..1 << 20], 1, 1).await;
         read(&*cache, 0, 1 << 20).await.unwrap();
         below.is_away.store(true, Ordering::SeqCst);
@@ -201,6 +206,35 @@ fn during_an_outage_what_is_here_goes_on_and_the_rest_waits() {
         }
         below.is_away.store(false, Ordering::SeqCst);
         assert!(waiting.await.unwrap() == bytes[3 << 20..(3 << 20) + 4096]);
+        cache.close().await.unwrap();
+    });
+}
+
+/// He may be stopped, or stuck: what he has claimed comes from the server, and goes into the cache later.
+#[test]
+fn who_claims_blocks_and_does_nothing_holds_nobody_up() {
+    let folder = private_folder();
+    let below = Below::new(content(8, 2 << 20));
+    lane::block_on(async {
+        let impatient = CacheOptions {
+            outage: Duration::ZERO,
+            ..options(folder.path())
+        };
+        let cache = open(&below, impatient).await;
+        let mut files = fs::read_dir(folder.path()).unwrap();
+        let index_path = files.find_map(|file| {
+            let path = file.unwrap().path();
+            path.extension()?.eq("index").then_some(path)
+        });
+        let path = index_path.unwrap();
+        let index = fs::File::options().read(true).write(true).open(path);
+        let index = index.unwrap();
+        // All but the header.
+        let all = 4096..index.metadata().unwrap().len();
+        assert!(ranges::try_claim(&index, &all).unwrap());
+        let begun = std::time::Instant::now();
+        check_all(&*cache, &below.bytes).await;
+        assert!(begun.elapsed() < Duration::from_secs(8));
         cache.close().await.unwrap();
     });
 }
