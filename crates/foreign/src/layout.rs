@@ -139,6 +139,21 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
         async { Ok(()) }
     }
 
+    /// As long as it is set, [`Layout::begin_changes`] leaves the identity by which images on top know this
+    /// one as it is. Whether it was set before.
+    fn keep_identity(&self, keep: bool) -> bool {
+        let _ = keep;
+        false
+    }
+
+    /// Gives the image another such identity, durably, alone with the image and after a flush.
+    ///
+    /// # Errors
+    /// What the storage says.
+    fn change_identity(&self) -> impl Future<Output = Result<()>> {
+        async { Ok(()) }
+    }
+
     /// Finds host space for the block at an offset (a multiple of the block size) that is not wholly
     /// [`Place::Data`], and loads what [`Layout::link`] needs. A block that has space already, but holds
     /// only a part of its bytes, keeps its space. The device writes the whole block and links it

@@ -10,8 +10,8 @@ use common::{Model, Place, compare_with_qemu, new_file, open_file, qemu, run};
 use cuts::{Recorded, assert_between};
 use vellum::storage::{FileOptions, FileStorage, MemStorage};
 use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags, Storage, ZeroRequest};
-use vellum_foreign::Fix;
 use vellum_foreign::vhdx::{CreateOptions, OpenOptions, Subformat, check, create, open};
+use vellum_foreign::{Fix, ForeignImage};
 
 const MIB: u64 = 1 << 20;
 
@@ -329,5 +329,35 @@ fn a_check_finds_what_qemus_finds() {
             let device = open(file, None, options.for_check(true)).await.unwrap();
             assert!(device.info().read_only);
         }
+    });
+}
+
+/// Whatever interrupts a commit, the image on top still finds its parent.
+#[test]
+fn a_commit_keeps_the_identity_until_it_is_complete() {
+    run(async {
+        let memory = Arc::new(MemStorage::new());
+        let file: Arc<dyn Storage> = memory.clone();
+        create(&file, &CreateOptions::default().size_bytes(4 * MIB))
+            .await
+            .unwrap();
+        let device = open(file.clone(), None, OpenOptions::default());
+        let device = device.await.unwrap();
+        let before = device.layout().data_write_guid().await;
+        let image = ForeignImage::of(&*device).unwrap();
+        image.keep_identity();
+        let ones = Buffer::copy_of(&[1; 4096]);
+        device.write(0, ones, Default::default()).await.unwrap();
+        device.flush().await.unwrap();
+        let cut = Arc::new(MemStorage::with_bytes(memory.snapshot()));
+        let interrupted = open(cut, None, OpenOptions::default()).await.unwrap();
+        assert_eq!(interrupted.layout().data_write_guid().await, before);
+
+        image.change_identity().await.unwrap();
+        device.close().await.unwrap();
+        let device = open(file, None, OpenOptions::default()).await.unwrap();
+        assert_ne!(device.layout().data_write_guid().await, before);
+        let read = device.read(0, Buffer::for_read(4096)).await.unwrap();
+        assert!(read.iter().all(|&byte| byte == 1));
     });
 }

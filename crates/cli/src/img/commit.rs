@@ -4,7 +4,9 @@ use std::ffi::OsString;
 use std::sync::Arc;
 
 use vellum::BlockDevice;
-use vellum_control::{CacheMode, ImageSpec, OpenFlags, Source, chain, error_text, open_device};
+use vellum_control::{
+    CacheMode, ImageSpec, OpenFlags, Source, chain, error_text, foreign, open_device,
+};
 use vellum_io::error::errno_text;
 use vellum_io::lane;
 use vellum_jobs::Speed;
@@ -128,6 +130,7 @@ async fn work(
     let base = open_device(&base_spec, &flags)
         .await
         .map_err(opened(base_spec.name.clone()))?;
+    foreign::keep_identity(&*base);
     let options = CommitOptions {
         layers,
         empty_top: !arguments.drop,
@@ -139,6 +142,12 @@ async fn work(
         reporter.progress.show(1, 1);
     }
     reporter.progress.end();
+    let committed = match committed {
+        Ok(()) => foreign::change_identity(&*base)
+            .await
+            .map_err(CommitError::Flush),
+        failed => failed,
+    };
     let closed = close(&base).await.and(close(&top).await);
     committed.map_err(|error| {
         hint::about_space(&base_spec.name, error.cause(), Some(reporter.left_bytes));

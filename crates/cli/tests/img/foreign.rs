@@ -148,3 +148,46 @@ fn what_cannot_be_is_refused_alike() {
         twins.same(line);
     }
 }
+
+/// A commit into a full file leaves the image on top as it was, and the next try ends it.
+#[test]
+fn a_failed_commit_leaves_the_image_readable() {
+    let twins = Twins::new(&[
+        "qemu-img create -q -f vmdk base.vmdk 8M",
+        "qemu-io base.vmdk: write -P 1 0 1M",
+        "qemu-img create -q -f vmdk -b base.vmdk -F vmdk over.vmdk",
+        "qemu-io over.vmdk: write -P 2 2M 4M",
+    ]);
+    let over = twins.ours("over.vmdk");
+    let folder = over.parent().unwrap();
+    let vellum = env!("CARGO_BIN_EXE_vellum");
+    let line = format!("trap '' XFSZ; ulimit -f 4096; {vellum} commit over.vmdk");
+    let failed = std::process::Command::new("bash")
+        .args(["-c", &line])
+        .current_dir(folder)
+        .output()
+        .expect("bash");
+    assert_eq!(failed.status.code(), Some(1), "{failed:?}");
+    let reads = [
+        "-r",
+        "-f",
+        "vmdk",
+        "-c",
+        "read -P 1 0 1M",
+        "-c",
+        "read -P 2 2M 4M",
+    ];
+    let read = |image: &str| {
+        let output = std::process::Command::new(vellum)
+            .arg("io")
+            .args(reads)
+            .arg(image)
+            .current_dir(folder)
+            .output()
+            .expect("vellum");
+        assert!(output.status.success(), "{output:?}");
+    };
+    read("over.vmdk");
+    assert_eq!(twins.run_ours(&["commit", "over.vmdk"]).code, Some(0));
+    read("base.vmdk");
+}

@@ -189,6 +189,30 @@ pub async fn set_backing_file(
     image.set_backing_file(backing).await
 }
 
+/// As [`ForeignImage::keep_identity`], of a device that may be any.
+pub fn keep_identity(device: &dyn BlockDevice) {
+    if let Some(target) = device.stands_for() {
+        return keep_identity(&*target);
+    }
+    if let Some(image) = ForeignImage::of(device) {
+        image.keep_identity();
+    }
+}
+
+/// As [`ForeignImage::change_identity`], of a device that may be any.
+///
+/// # Errors
+/// As there.
+pub async fn change_identity(device: &dyn BlockDevice) -> Result<()> {
+    if let Some(target) = device.stands_for() {
+        return Box::pin(change_identity(&*target)).await;
+    }
+    match ForeignImage::of(device) {
+        Some(image) => image.change_identity().await,
+        None => Ok(()),
+    }
+}
+
 /// The dirty bitmaps that an image of these formats holds. They record nothing.
 pub(crate) fn stored_bitmaps(device: &dyn BlockDevice) -> Vec<Arc<MemoryBitmap>> {
     let facts = facts(device).unwrap_or_default();

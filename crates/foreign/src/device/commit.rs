@@ -44,6 +44,11 @@ impl<L: Layout> Core<L> {
         Ok(())
     }
 
+    /// Whether something was changed since the image was opened, or all changes were ended.
+    pub(super) fn is_changing(&self) -> bool {
+        self.commits.changing.load(Ordering::Acquire)
+    }
+
     /// Rule 11: what a barrier that failed has lost nobody knows, so no later one may say that all is
     /// well.
     pub(super) fn note_failed_barrier(&self, error: &Error) {

@@ -33,6 +33,22 @@ impl ForeignImage {
         self.0.files()
     }
 
+    /// Keeps the identity by which images on top know this one (`vhdx`, `vmdk`), whatever is written from now
+    /// on: for a commit, which takes nothing from the one on top that it does not give back to it. So that one can
+    /// be opened whatever interrupts the commit. To be called before the first write.
+    pub fn keep_identity(&self) {
+        self.0.keep_identity(true);
+    }
+
+    /// Ends that: everything is written, and images on top that were made before are of another content.
+    /// Nothing is done if it was not kept.
+    ///
+    /// # Errors
+    /// What the storage says.
+    pub fn change_identity(&self) -> Io<()> {
+        self.0.clone().change_identity()
+    }
+
     /// Has the image name another backing file, or none, durably. What it shows is as it was: that is for
     /// whoever opens it anew.
     ///
@@ -55,6 +71,10 @@ trait Image: Send + Sync {
 
     fn files(&self) -> Vec<Arc<dyn Storage>>;
 
+    fn keep_identity(&self, keep: bool);
+
+    fn change_identity(self: Arc<Self>) -> Io<()>;
+
     fn set_backing_file(self: Arc<Self>, backing: Option<BackingName>) -> Io<()>;
 }
 
@@ -67,6 +87,14 @@ impl<L: Layout> Image for Core<L> {
         self.layout.files().to_vec()
     }
 
+    fn keep_identity(&self, keep: bool) {
+        self.layout.keep_identity(keep);
+    }
+
+    fn change_identity(self: Arc<Self>) -> Io<()> {
+        Io::start(async move { self.take_identity().await })
+    }
+
     fn set_backing_file(self: Arc<Self>, backing: Option<BackingName>) -> Io<()> {
         if self.read_only {
             let message = "the device is read-only";
@@ -77,6 +105,21 @@ impl<L: Layout> Image for Core<L> {
 }
 
 impl<L: Layout> Core<L> {
+    async fn take_identity(&self) -> Result<()> {
+        let _alone = self.changes.alone().await;
+        self.check_changeable()?;
+        let was_kept = self.layout.keep_identity(false);
+        if !was_kept || !self.is_changing() {
+            // There is a new one already, or nothing was written.
+            return Ok(());
+        }
+        self.commit().await?;
+        let changed = self.layout.change_identity().await;
+        changed.inspect_err(|error| self.fail_stop(error))?;
+        *self.facts.lock() = Arc::new(self.layout.facts());
+        Ok(())
+    }
+
     async fn name_backing_file(&self, backing: Option<BackingName>) -> Result<()> {
         let _alone = self.changes.alone().await;
         self.check_changeable()?;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::RwLock;
 use vellum::{BlockDevice, Error, ErrorKind, Result, Storage};
@@ -63,6 +64,7 @@ pub struct VhdxLayout {
     end_bytes: async_lock::Mutex<u64>,
     writer: async_lock::Mutex<Writer>,
     bitmaps: Bitmaps,
+    keeps_identity: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -151,6 +153,7 @@ async fn read_layout(
         end_bytes: async_lock::Mutex::new(file_bytes.max(regions_end_bytes)),
         writer: async_lock::Mutex::new(image.writer),
         bitmaps: Bitmaps::default(),
+        keeps_identity: AtomicBool::new(false),
     })
 }
 
@@ -394,7 +397,16 @@ impl Layout for VhdxLayout {
     }
 
     async fn begin_changes(&self) -> Result<()> {
-        self.writer.lock().await.begin().await
+        let keeps_identity = self.keeps_identity.load(Ordering::Acquire);
+        self.writer.lock().await.begin(keeps_identity).await
+    }
+
+    fn keep_identity(&self, keep: bool) -> bool {
+        self.keeps_identity.swap(keep, Ordering::AcqRel)
+    }
+
+    async fn change_identity(&self) -> Result<()> {
+        self.writer.lock().await.change_identity().await
     }
 
     async fn allocate(&self, offset_bytes: u64) -> Result<NewBlock> {

@@ -261,7 +261,7 @@ fn changes_through_the_log_are_made_whole_or_not_at_all() {
         let file: Arc<dyn Storage> = recorded.clone();
         let mut image = Image::read(file.clone(), OnLog::Replay).await.unwrap();
         let place = image.regions.bat.offset_bytes;
-        image.writer.begin().await.unwrap();
+        image.writer.begin(false).await.unwrap();
         let (mut logs, mut moments) = (Vec::new(), Vec::new());
         for round in 1u8..8 {
             let pages = (0..PAGES as u64).map(|page| (place + page * 4096, vec![round; 4096]));

@@ -57,8 +57,9 @@ impl Writer {
         &self.header
     }
 
-    /// Before the first change of an image: whoever knows it by an identity has to see a new one.
-    pub(super) async fn begin(&mut self) -> Result<()> {
+    /// Before the first change of an image: whoever knows it by an identity has to see a new one, unless images
+    /// on top are to go on knowing this one.
+    pub(super) async fn begin(&mut self, keeps_identity: bool) -> Result<()> {
         // Before anything is promised: tables are changed by way of the log.
         self.pages_per_entry()?;
         if !self.header.log_len_bytes.is_multiple_of(1 << 20) {
@@ -70,10 +71,19 @@ impl Writer {
         let (file_write, data_write) = (Guid::random()?, Guid::random()?);
         self.update_headers(|header| {
             header.file_write = file_write;
-            header.data_write = data_write;
+            if !keeps_identity {
+                header.data_write = data_write;
+            }
             header.log = Guid::NIL;
         })
         .await
+    }
+
+    /// Gives the image another identity for those on top. Pages that were written are durable in place.
+    pub(super) async fn change_identity(&mut self) -> Result<()> {
+        let data_write = Guid::random()?;
+        self.update_headers(|header| header.data_write = data_write)
+            .await
     }
 
     /// After the last change, when everything is in place durably.

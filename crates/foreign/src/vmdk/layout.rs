@@ -6,6 +6,7 @@
 //! - A compressed grain that has a place keeps it: streams cannot be changed, only continued.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use vellum::{Error, ErrorKind, Result, Storage};
@@ -55,6 +56,7 @@ pub struct VmdkLayout {
     block_bytes: u64,
     /// Why the image cannot be changed.
     unchangeable: Option<&'static str>,
+    keeps_identity: AtomicBool,
 }
 
 /// Tables that are to be written.
@@ -119,6 +121,7 @@ impl VmdkLayout {
             size_bytes,
             block_bytes,
             unchangeable,
+            keeps_identity: AtomicBool::new(false),
         })
     }
 
@@ -274,6 +277,17 @@ impl Layout for VmdkLayout {
                 sparse.find_end(&**self.storage(extent.file)?).await?;
             }
         }
+        match self.keeps_identity.load(Ordering::Acquire) {
+            true => Ok(()),
+            false => self.change_identity().await,
+        }
+    }
+
+    fn keep_identity(&self, keep: bool) -> bool {
+        self.keeps_identity.swap(keep, Ordering::AcqRel)
+    }
+
+    async fn change_identity(&self) -> Result<()> {
         let random = getrandom::u32().map_err(|error| {
             let message = format!("no random number for the image's identity: {error}");
             Error::new(ErrorKind::Io, "write", message)

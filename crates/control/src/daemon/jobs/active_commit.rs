@@ -4,6 +4,8 @@ use std::rc::Rc;
 
 use vellum_jobs::live::{DirtyMap, InitialSync, LiveMirror, MirrorPart, Tracker};
 
+use crate::foreign;
+
 use super::failures::ErrorPolicies;
 use super::mirroring::Mirroring;
 use super::{Job, JobNodes, commit};
@@ -37,6 +39,8 @@ async fn try_prepare(
 ) -> vellum::Result<(String, String, LiveMirror)> {
     let (top, base) = commit::join_all(job_nodes, &job.settings, chain, commit::ACTIVE)?;
     job_nodes.open(&base).await?;
+    // Until users go on with the base, or for good, it is the one that the image on top knows.
+    foreign::keep_identity(&*job_nodes.nodes.device(&base)?);
     let source = job_nodes.nodes.device(&top)?;
     let grain_bytes = commit::grain_bytes(&job_nodes.nodes, &base)?;
     let dirty = DirtyMap::in_grains_of(grain_bytes, source.size_bytes());

@@ -20,6 +20,7 @@ use vellum_jobs::live::{CopyOutcome, InitialSync, LiveMirror};
 
 use super::failures::ErrorPolicies;
 use super::{Completion, Job, JobNodes, Work};
+use crate::foreign;
 use crate::nodes::{DrainedUsers, Keeps};
 
 /// So long are users held up by the first attempt to end; each other one may take twice as
@@ -109,6 +110,7 @@ impl Mirroring {
             self.job_nodes.keep_below(&self.target, Keeps::Size)?;
             nodes.put_over(&self.target, &self.source).await?;
         }
+        foreign::change_identity(&*nodes.device(&self.target)?).await?;
         nodes.redirect_to(held, &self.target).await?;
         self.watching = false;
         self.job_nodes.keep_open(&self.target);
