@@ -419,22 +419,29 @@ async fn run_once(
     let options = CheckOptions::default()
         .on_finding(Some(Arc::new(print_finding)))
         .on_progress(Some(Arc::new(on_progress)));
-    let header = read_header(storage).await.ok();
-    let had_checksums = header.is_some_and(|header| name_of_checksums(&header).is_some());
+    let had_checksums = has_checksums(storage).await;
     let result = match fix {
         None => check(storage.clone(), &options).await,
         Some(fix) => repair(storage.clone(), fix, &options).await,
     };
     progress.end();
     if fix.is_some() && had_checksums && !arguments.common.quiet {
-        report::eprint_line(
-            "The checksums of the image are given up; an opening with checksums=on begins anew.",
-        );
+        report::eprint_line(CHECKSUMS_GIVEN_UP);
     }
     result.map_err(|error| {
         let why = errno_text(error.errno());
         Failure::Message(format!("Check failed: {why}"))
     })
+}
+
+/// What a repair of an image with checksums means for these.
+pub(super) const CHECKSUMS_GIVEN_UP: &str =
+    "The checksums of the image are given up; an opening with checksums=on begins anew.";
+
+/// Whether the image in a file has checksums that count.
+pub(super) async fn has_checksums(storage: &Arc<dyn Storage>) -> bool {
+    let header = read_header(storage).await.ok();
+    header.is_some_and(|header| name_of_checksums(&header).is_some())
 }
 
 fn print_finding(finding: &Finding) {

@@ -37,6 +37,7 @@ use vellum_jobs::copy::{CopyOptions, Observer};
 use vellum_jobs::resume::{PieceError, copy_in_pieces, is_in_place};
 use vellum_storage::{FileOptions, FileStorage};
 
+use super::check::{CHECKSUMS_GIVEN_UP, has_checksums};
 use super::command::{Command, Failure, Outcome, cache_mode, fail, open_failure};
 use super::convert::{copy_failure, copy_options, make_target, open_target, target_settings};
 use super::convert_args::Arguments;
@@ -249,7 +250,11 @@ pub(super) async fn give_back_leaks(name: &str) -> Result<(), Failure> {
         true => Fix::All,
         false => Fix::Leaks,
     };
+    let had_checksums = has_checksums(&storage).await;
     let report = repair(storage, fix, &CheckOptions::default()).await?;
+    if had_checksums {
+        report::eprint_line(CHECKSUMS_GIVEN_UP);
+    }
     match report.corruptions + report.check_errors {
         0 => Ok(()),
         count => fail(format!(

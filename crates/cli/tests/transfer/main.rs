@@ -138,3 +138,25 @@ fn an_image_that_is_there_is_overwritten_as_a_whole() {
     place.done("$VELLUM send -q src | $VELLUM receive -q --force dst");
     place.done("qemu-img compare -q -F qcow2 src dst && qemu-img check -q dst");
 }
+
+/// What gives back what the receiver left behind goes past the sums.
+#[test]
+fn a_receiver_that_goes_on_says_that_the_checksums_are_gone() {
+    let place = Place::new();
+    source(&place);
+    place.done("$VELLUM send -q -o whole src && qemu-img create -q -f qcow2 dst 64M");
+    let summed = "driver=qcow2,file.filename=dst,checksums=on";
+    place.done(&format!(
+        "$VELLUM io --image-opts {summed} -c 'write -q 0 64k'"
+    ));
+    place.fails("head -c 3M whole | $VELLUM receive -n dst");
+    let said = place.done(
+        "token=$($VELLUM receive --resume-token dst) && \
+         $VELLUM send -q --resume $token src | $VELLUM receive dst 2>&1",
+    );
+    assert!(
+        said.contains("The checksums of the image are given up"),
+        "{said}"
+    );
+    place.done("qemu-img compare -q src dst && qemu-img check -q dst");
+}
