@@ -74,7 +74,7 @@ fn options(settings: &CreateSettings) -> Result<CreateOptions> {
         None => defaults.subformat,
         Some(name) => Subformat::parse(name).ok_or_else(|| not_accepted("subformat", name))?,
     };
-    let zero = settings.text("block_state_zero").is_none() || settings.bool("block_state_zero");
+    let zero = !settings.is_given("block_state_zero") || settings.bool("block_state_zero");
     Ok(CreateOptions::default()
         .size_bytes(settings.integer("size").unwrap_or(0))
         .log_size_bytes(
@@ -101,4 +101,23 @@ async fn open(mut opening: Opening) -> Result<Arc<dyn BlockDevice>> {
         .backing(parent.and_then(|parent| parent.backing_name()))
         .await?;
     Ok(vhdx::open(opening.file.clone(), backing, options).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_zero_unless_that_is_off() {
+        for (text, zero) in [
+            ("", true),
+            ("block_state_zero=on", true),
+            ("block_state_zero=off", false),
+        ] {
+            let mut settings = CreateSettings::new("vhdx").unwrap();
+            settings.parse(text).unwrap();
+            let expected = CreateOptions::default().block_state_zero(zero);
+            assert_eq!(options(&settings).unwrap(), expected, "{text}");
+        }
+    }
 }
