@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use vellum::qcow2::check::{CheckOptions, Fix, repair};
-use vellum::qcow2::{AsQcow2, read_header};
+use vellum::qcow2::read_header;
 use vellum::{BlockDevice, Error, Storage};
 use vellum_control::CacheMode;
 use vellum_control::layer_files::layer_files;

@@ -119,7 +119,7 @@ mod tests {
     use std::cell::Cell;
     use std::sync::Arc;
 
-    use vellum::{BlockDevice, Raw, RawOptions};
+    use vellum::{Raw, RawOptions};
     use vellum_io::Buffer;
     use vellum_storage::MemStorage;
 
