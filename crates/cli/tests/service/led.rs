@@ -218,3 +218,78 @@ fn an_image_that_is_not_there_takes_no_disk_away() {
     }
     service.end();
 }
+
+fn mirror(client: &mut Client, place: &Place) {
+    place.must(VELLUM, &["create", "-q", "-f", "qcow2", "target", "8M"]);
+    let file = json!({"driver": "file", "filename": "target"});
+    let target = json!({"driver": "qcow2", "node-name": "target", "file": file});
+    client.must("blockdev-add", target);
+    let mirror = json!({"job-id": "m", "device": "a", "target": "target", "sync": "full"});
+    client.must("blockdev-mirror", mirror);
+    client.event("BLOCK_JOB_READY");
+    client.must("job-complete", json!({"id": "m"}));
+    client.event("BLOCK_JOB_COMPLETED");
+}
+
+/// It stands on nothing that was away, so users go on with it.
+#[test]
+fn users_stay_where_a_mirror_has_led_them_while_the_image_before_is_away() {
+    let place = place("", &[]);
+    let reporting =
+        |exports: &[&str]| disk("", exports).replace("[daemon]", "[daemon]\non-error = 'report'");
+    place.write("disks.toml", &reporting(&["rw"]));
+    let (service, mut client) = serve(&place);
+    mirror(&mut client, &place);
+    place.io("rw", &["write -q -P 2 0 64k", "flush"]);
+    drop(client);
+    service.kill();
+    let rename = |from: &str, to: &str| {
+        std::fs::rename(place.path(from), place.path(to)).expect("renamed");
+    };
+    rename("a", "away");
+    let (service, client) = serve(&place);
+    rename("away", "a");
+    service.reload();
+    place.io("rw", &["read -q -P 2 0 64k"]);
+    drop(client);
+    service.kill();
+    let (service, mut client) = serve(&place);
+    assert!(shown(&mut client).values().all(|node| node == "target"));
+    place.io("rw", &["read -q -P 2 0 64k"]);
+    service.end();
+}
+
+/// Its name is another one's at the next start.
+#[test]
+fn users_are_not_led_to_a_node_without_a_name_of_its_own() {
+    let place = place("", &[]);
+    let over = [
+        "create", "-q", "-f", "qcow2", "-b", "a", "-F", "qcow2", "top",
+    ];
+    place.must(VELLUM, &over);
+    let file = disk("", &["rw"]).replace("image = 'a'", "image = 'top'");
+    place.write("disks.toml", &file);
+    let (service, mut client) = serve(&place);
+    place.io("rw", &["write -q -P 2 0 64k", "flush"]);
+    let commit = json!({"job-id": "c", "device": "a"});
+    let said = client.refused("block-commit", commit);
+    assert!(said.contains("no name of its own"), "{said}");
+    let mirror =
+        json!({"job-id": "m", "device": "a", "target": "copy", "sync": "full", "format": "qcow2"});
+    client.must("drive-mirror", mirror);
+    client.event("BLOCK_JOB_READY");
+    client.must("job-complete", json!({"id": "m"}));
+    let over = client.event("BLOCK_JOB_COMPLETED");
+    let why = over["data"]["error"].as_str().unwrap_or_default();
+    assert!(why.contains("no name of its own"), "{over}");
+    place.io(
+        "rw",
+        &["read -q -P 2 0 64k", "write -q -P 3 0 64k", "flush"],
+    );
+    drop(client);
+    service.kill();
+    let (service, mut client) = serve(&place);
+    assert_eq!(shown(&mut client)["rw"], "a");
+    place.io("rw", &["read -q -P 3 0 64k"]);
+    service.end();
+}

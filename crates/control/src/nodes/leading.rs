@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use serde_json::{Value, json};
 use vellum::Result;
 
-use super::Nodes;
+use super::{MADE_UP, Nodes};
 
 type Note = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 type Notes = dyn Fn(&Nodes, &str, &str) -> Note + Send + Sync;
@@ -92,6 +92,11 @@ impl Leads {
 }
 
 impl Nodes {
+    /// Whether a node has no name but one that was made up, and that another one has at the next start.
+    pub(crate) fn is_made_up(&self, node: &str) -> bool {
+        node.starts_with(MADE_UP)
+    }
+
     /// Where the users of a node were led, if they are not there any more.
     pub(crate) fn led_to(&self, node: &str) -> Option<String> {
         self.lock().leads.of(node).map(str::to_owned)
@@ -103,16 +108,17 @@ impl Nodes {
     }
 
     /// Notes where users were led before the program was started again: in which steps, and where they
-    /// were seen.
+    /// were seen. Nodes that are `lost` may come back.
     pub(crate) fn restore_leads(
         &self,
         saved: BTreeMap<String, String>,
         shown: BTreeMap<String, String>,
+        lost: &BTreeSet<String>,
     ) {
         let mut leads = Leads::restore(saved, shown);
         let mut named = self.lock();
         for node in leads.nodes() {
-            if !named.nodes.contains_key(&node) {
+            if !named.nodes.contains_key(&node) && !lost.contains(&node) {
                 leads.forget(&node);
             }
         }

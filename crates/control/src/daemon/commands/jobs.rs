@@ -225,6 +225,9 @@ pub(super) async fn commit(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
         source: on_error,
         target: on_error,
     };
+    if top_at == 0 {
+        daemon.state.check_leading(nodes, &chain[base_at])?;
+    }
     let job = create(&daemon, settings)?;
     let (stake, layers) = (JobNodes::new(nodes), chain[top_at..=base_at].to_vec());
     if top_at == 0 {

@@ -163,7 +163,7 @@ impl Lost {
         self.chains.iter().any(|policy| name_of(policy) == name)
     }
 
-    fn names(&self) -> BTreeSet<String> {
+    pub(super) fn names(&self) -> BTreeSet<String> {
         let names = self.nodes.iter().map(name_of);
         names.map(str::to_owned).collect()
     }

@@ -146,6 +146,10 @@ impl Keeper {
         nodes: &Nodes,
         (from, to): (&str, &str),
     ) -> Pin<Box<dyn Future<Output = vellum::Result<()>> + Send>> {
+        if nodes.is_made_up(to) {
+            let error = Error::new(ErrorKind::Unsupported, "write the state", nameless(to));
+            return Box::pin(async move { Err(error) });
+        }
         let mut content = Content::clone(&self.written.lock());
         content.nodes = self.described(nodes, Some((from, to)));
         let mut leads = nodes.leads();
@@ -178,6 +182,14 @@ impl Keeper {
     }
 }
 
+/// Why users are not led to a node.
+fn nameless(node: &str) -> String {
+    format!(
+        "'{node}' has no name of its own, by which the state file could say that users are there: give it one \
+         (a 'node-name', or 'backing' = another disk of the file)"
+    )
+}
+
 /// Whether a job ends with its users on another node.
 fn moves_users(job: &Value) -> bool {
     let command = job["command"].as_str().unwrap_or_default();
@@ -206,6 +218,14 @@ pub(super) struct Noted {
 }
 
 impl Recorder {
+    /// Refuses to have users led to a node that the file could not name.
+    pub(super) fn check_leading(&self, nodes: &Nodes, to: &str) -> Result<(), Failure> {
+        match self.keeper.borrow().is_some() && nodes.is_made_up(to) {
+            true => Err(Failure::new(nameless(to))),
+            false => Ok(()),
+        }
+    }
+
     /// What there is to note of a command; `None` if nothing is kept, or it changes nothing.
     pub(super) fn prepare(&self, command: &'static str, arguments: &Arguments) -> Option<Noted> {
         self.keeper.borrow().as_ref()?;

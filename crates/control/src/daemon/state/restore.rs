@@ -381,7 +381,8 @@ impl Daemon {
         let steps = saved.led.iter();
         let steps = steps.filter_map(|(from, to)| Some((from.clone(), to.as_str()?.to_owned())));
         let shown = shown_instead(&saved.exports, &saved.config, wanted);
-        self.nodes.restore_leads(steps.collect(), shown);
+        let lost = self.state.lost.lock().names();
+        self.nodes.restore_leads(steps.collect(), shown, &lost);
     }
 
     /// Brings exports back that `wanted` has not.
