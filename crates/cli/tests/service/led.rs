@@ -293,3 +293,64 @@ fn users_are_not_led_to_a_node_without_a_name_of_its_own() {
     place.io("rw", &["read -q -P 3 0 64k"]);
     service.end();
 }
+
+/// As one does when a mirror is complete: the file still names the disk.
+#[test]
+fn users_stay_where_a_mirror_has_led_them_when_the_node_before_is_removed() {
+    let place = place("", &["rw"]);
+    let (service, mut client) = serve(&place);
+    mirror(&mut client, &place);
+    place.io("rw", &["write -q -P 2 0 64k", "flush"]);
+    client.must("blockdev-del", json!({"node-name": "a"}));
+    place.write("disks.toml", &disk("", &["rw", "later"]));
+    service.reload();
+    assert!(shown(&mut client).values().all(|node| node == "target"));
+    place.io("later", &["read -q -P 2 0 64k"]);
+    drop(client);
+    service.kill();
+    let (service, mut client) = serve(&place);
+    assert!(shown(&mut client).values().all(|node| node == "target"));
+    place.io("rw", &["read -q -P 2 0 64k"]);
+    service.end();
+}
+
+#[test]
+fn a_disk_of_another_image_shows_that_whatever_its_name_was_before() {
+    let place = place("", &["rw"]);
+    place.must(VELLUM, &["create", "-q", "-f", "qcow2", "b", "8M"]);
+    let (service, mut client) = serve(&place);
+    mirror(&mut client, &place);
+    client.must("blockdev-del", json!({"node-name": "a"}));
+    place.write("disks.toml", DAEMON);
+    service.reload();
+    assert!(shown(&mut client).is_empty());
+    let other = disk("", &["rw"]).replace("image = 'a'", "image = 'b'");
+    place.write("disks.toml", &other);
+    service.reload();
+    assert_eq!(shown(&mut client)["rw"], "a");
+    place.io("rw", &["read -q -P 0 0 64k"]);
+    drop(client);
+    service.kill();
+    let (service, mut client) = serve(&place);
+    assert_eq!(shown(&mut client)["rw"], "a");
+    service.end();
+}
+
+#[test]
+fn a_disk_that_the_file_lacks_for_a_start_comes_back_as_what_it_was() {
+    let place = place("", &["rw"]);
+    let (service, mut client) = serve(&place);
+    mirror(&mut client, &place);
+    place.io("rw", &["write -q -P 2 0 64k", "flush"]);
+    drop(client);
+    service.kill();
+    place.write("disks.toml", DAEMON);
+    let (service, client) = serve(&place);
+    drop(client);
+    service.kill();
+    place.write("disks.toml", &disk("", &["rw"]));
+    let (service, mut client) = serve(&place);
+    assert_eq!(shown(&mut client)["rw"], "target");
+    place.io("rw", &["read -q -P 2 0 64k"]);
+    service.end();
+}

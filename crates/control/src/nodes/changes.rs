@@ -299,7 +299,7 @@ impl Nodes {
         for id in ids {
             named.uses.lead(id, name);
         }
-        named.leads.note(&held.node, name);
+        named.note_led(&held.node, name);
         drop(named);
         held.set(&device);
         Ok(())

@@ -115,7 +115,7 @@ impl NamedNode {
         names
     }
 
-    fn whole_description(&self, name: &str, led: Option<(&str, &str)>) -> Option<Value> {
+    pub(super) fn whole_description(&self, name: &str, led: Option<(&str, &str)>) -> Option<Value> {
         let mut options = self.description(name, led)?;
         if self.is_inactive(name) {
             options.set("active", Scalar::Bool(false));

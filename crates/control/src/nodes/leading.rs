@@ -6,10 +6,10 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use vellum::Result;
 
-use super::{MADE_UP, Nodes};
+use super::{MADE_UP, NamedNode, Nodes};
 
 type Note = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 type Notes = dyn Fn(&Nodes, &str, &str) -> Note + Send + Sync;
@@ -31,55 +31,97 @@ impl fmt::Debug for BeforeLeading {
     }
 }
 
+/// Where users of a node were led.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Step {
+    pub(crate) to: String,
+    /// How the node was described then: another one may get its name.
+    pub(crate) was: Option<Value>,
+}
+
+impl Step {
+    /// As a state file has it.
+    fn of(saved: Value) -> Option<Step> {
+        match saved {
+            Value::String(to) => Some(Step { to, was: None }),
+            Value::Object(mut members) => Some(Step {
+                to: members.get("to")?.as_str()?.to_owned(),
+                was: members.remove("was"),
+            }),
+            _ => None,
+        }
+    }
+
+    fn describe(&self) -> Value {
+        match &self.was {
+            None => json!(self.to),
+            Some(was) => json!({"to": self.to, "was": was}),
+        }
+    }
+}
+
 /// From which nodes users were led, and to which, in one step: where those are who would use a node now
-/// if they had used it all the time. Also of nodes that had no users when they were led.
+/// if they had used it all the time. Also of nodes that had no users when they were led, and of nodes that
+/// are gone: a file of disks may bring them back.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Leads(BTreeMap<String, String>);
+pub(crate) struct Leads(BTreeMap<String, Step>);
 
 impl Leads {
-    pub(crate) fn note(&mut self, from: &str, to: &str) {
+    fn note(&mut self, from: &str, to: &str, was: Option<Value>) {
         self.0.remove(to);
-        self.0.insert(from.to_owned(), to.to_owned());
+        let to = to.to_owned();
+        self.0.insert(from.to_owned(), Step { to, was });
     }
 
     /// Where users of a node are, if that is not there.
     fn of(&self, node: &str) -> Option<&str> {
-        let steps = std::iter::successors(self.0.get(node), |at| self.0.get(*at));
-        steps.take(self.0.len()).last().map(String::as_str)
+        let next = |at: &str| self.0.get(at).map(|step| &*step.to);
+        let steps = std::iter::successors(next(node), |at| next(at));
+        steps.take(self.0.len()).last()
     }
 
     /// The nodes that these are about.
     fn nodes(&self) -> BTreeSet<String> {
         let steps = self.0.iter();
         steps
-            .flat_map(|(from, to)| [from.clone(), to.clone()])
+            .flat_map(|(from, step)| [from.clone(), step.to.clone()])
             .collect()
     }
 
-    /// Forgets a node that is gone.
-    pub(super) fn forget(&mut self, node: &str) {
-        match self.0.remove(node) {
-            Some(on) => {
-                let here = self.0.values_mut().filter(|to| *to == node);
-                here.for_each(|to| to.clone_from(&on));
+    /// Forgets the steps that lead to a node that is gone, and on to no other one, and those to where such
+    /// steps began, unless that `is_there`.
+    pub(super) fn forget(&mut self, gone: &str, is_there: &dyn Fn(&str) -> bool) {
+        let mut pending = vec![gone.to_owned()];
+        while let Some(gone) = pending.pop() {
+            if self.0.contains_key(&gone) {
+                continue;
             }
-            None => self.0.retain(|_, to| to != node),
+            let here = self.0.iter().filter(|(_, step)| step.to == gone);
+            let here: Vec<String> = here.map(|(from, _)| from.clone()).collect();
+            for from in here {
+                self.0.remove(&from);
+                if !is_there(&from) {
+                    pending.push(from);
+                }
+            }
         }
     }
 
     /// Takes a note back.
     fn take_back(&mut self, from: &str, to: &str) {
-        self.0.retain(|one, other| one != from || other != to);
+        self.0.retain(|one, step| one != from || step.to != to);
     }
 
     /// As a state file has them, and `shown` beside them: where users of nodes were seen. The steps of a map have
     /// no order, so none of them takes another one back.
-    fn restore(saved: BTreeMap<String, String>, shown: BTreeMap<String, String>) -> Leads {
-        let mut leads = Leads(saved);
+    fn restore(saved: Map<String, Value>, shown: BTreeMap<String, String>) -> Leads {
+        let saved = saved.into_iter();
+        let steps = saved.filter_map(|(from, step)| Some((from, Step::of(step)?)));
+        let mut leads = Leads(steps.collect());
         for (from, to) in shown {
             let leads_back = to == from || leads.of(&to) == Some(&*from);
             if !leads_back {
-                leads.0.entry(from).or_insert(to);
+                leads.0.entry(from).or_insert(Step { to, was: None });
             }
         }
         leads
@@ -87,7 +129,23 @@ impl Leads {
 
     /// For a state file.
     pub(crate) fn describe(&self) -> Value {
-        json!(self.0)
+        let steps = self.0.iter();
+        let steps = steps.map(|(from, step)| (from.clone(), step.describe()));
+        Value::Object(steps.collect())
+    }
+}
+
+impl NamedNode {
+    /// Notes that users of a node use another one from now on.
+    pub(super) fn note_led(&mut self, from: &str, to: &str) {
+        let was = self.whole_description(from, None);
+        self.leads.note(from, to, was);
+    }
+
+    /// Forgets a node that is gone.
+    pub(super) fn forget_led_to(&mut self, gone: &str) {
+        let (leads, nodes) = (&mut self.leads, &self.nodes);
+        leads.forget(gone, &|name| nodes.contains_key(name));
     }
 }
 
@@ -107,19 +165,43 @@ impl Nodes {
         self.lock().leads.clone()
     }
 
+    /// As [`Nodes::leads`] will be once the users of a node use another one.
+    pub(crate) fn leads_with(&self, from: &str, to: &str) -> Leads {
+        let named = self.lock();
+        let mut leads = named.leads.clone();
+        leads.note(from, to, named.whole_description(from, None));
+        leads
+    }
+
+    /// Takes the step out that users of a node were led: whoever uses it from now on uses it.
+    pub(crate) fn take_step(&self, node: &str) -> Option<Step> {
+        self.lock().leads.0.remove(node)
+    }
+
+    /// Puts it back.
+    pub(crate) fn put_step(&self, node: &str, step: Step) {
+        self.lock().leads.0.insert(node.to_owned(), step);
+    }
+
+    /// How a node was described from which users were led, if that is known.
+    pub(crate) fn described_before(&self, node: &str) -> Option<Value> {
+        self.lock().leads.0.get(node)?.was.clone()
+    }
+
     /// Notes where users were led before the program was started again: in which steps, and where they
     /// were seen. Nodes that are `lost` may come back.
     pub(crate) fn restore_leads(
         &self,
-        saved: BTreeMap<String, String>,
+        saved: Map<String, Value>,
         shown: BTreeMap<String, String>,
         lost: &BTreeSet<String>,
     ) {
         let mut leads = Leads::restore(saved, shown);
         let mut named = self.lock();
+        let is_there = |name: &str| named.nodes.contains_key(name) || lost.contains(name);
         for node in leads.nodes() {
-            if !named.nodes.contains_key(&node) && !lost.contains(&node) {
-                leads.forget(&node);
+            if !is_there(&node) {
+                leads.forget(&node, &is_there);
             }
         }
         named.leads = leads;
@@ -144,30 +226,45 @@ impl Nodes {
 mod tests {
     use super::*;
 
+    fn note(leads: &mut Leads, from: &str, to: &str) {
+        leads.note(from, to, None);
+    }
+
     #[test]
     fn users_are_where_they_were_led_last() {
         let mut leads = Leads::default();
         assert_eq!(leads.of("disk"), None);
-        leads.note("disk", "over1");
-        leads.note("over1", "over2");
+        note(&mut leads, "disk", "over1");
+        note(&mut leads, "over1", "over2");
         assert_eq!(leads.of("disk"), Some("over2"));
         assert_eq!(leads.of("over1"), Some("over2"));
-        // A stream has made the one between superfluous.
-        leads.forget("over1");
+        // A stream has made the one between superfluous, and the disk may come back.
+        leads.forget("over1", &|_| false);
+        leads.forget("disk", &|_| false);
         assert_eq!(leads.of("disk"), Some("over2"));
         // They were led back.
-        leads.note("over2", "disk");
+        note(&mut leads, "over2", "disk");
         assert_eq!((leads.of("disk"), leads.of("over2")), (None, Some("disk")));
-        leads.note("disk", "over3");
-        leads.forget("over3");
+        note(&mut leads, "disk", "over3");
+        leads.forget("over3", &|_| true);
         assert_eq!(leads.of("disk"), None);
+    }
+
+    #[test]
+    fn steps_to_where_nobody_is_any_more_are_forgotten() {
+        let mut leads = Leads::default();
+        note(&mut leads, "disk", "over1");
+        note(&mut leads, "over1", "over2");
+        leads.forget("over1", &|_| false);
+        leads.forget("over2", &|name| name == "disk");
+        assert!(leads.nodes().is_empty());
     }
 
     #[test]
     fn users_below_limits_are_told_by_their_disk() {
         let mut leads = Leads::default();
-        leads.note("disk", "over");
-        leads.note("over", "disk-image");
+        note(&mut leads, "disk", "over");
+        note(&mut leads, "over", "disk-image");
         assert_eq!(leads.of("disk"), Some("disk-image"));
         leads.take_back("over", "other");
         assert_eq!(leads.of("disk"), Some("disk-image"));
@@ -175,26 +272,34 @@ mod tests {
         assert_eq!(leads.of("disk"), Some("over"));
     }
 
+    fn members(value: Value) -> Map<String, Value> {
+        match value {
+            Value::Object(members) => members,
+            other => panic!("{other}"),
+        }
+    }
+
     #[test]
     fn a_state_file_has_the_steps_in_the_order_of_names() {
         for names in [["vm1", "monday", "tuesday"], ["s10", "s8", "s9"]] {
             let mut leads = Leads::default();
-            leads.note(names[0], names[1]);
-            leads.note(names[1], names[2]);
-            let saved = serde_json::from_value(leads.describe()).expect("steps");
+            let was = json!({"driver": "qcow2", "file": "x"});
+            leads.note(names[0], names[1], Some(was.clone()));
+            note(&mut leads, names[1], names[2]);
+            let saved = members(leads.describe());
             let shown = BTreeMap::from([(names[0].to_owned(), names[2].to_owned())]);
             let again = Leads::restore(saved, shown);
             assert_eq!(again.of(names[0]), Some(names[2]));
             assert_eq!(again.of(names[1]), Some(names[2]));
+            assert_eq!(again.0[names[0]].was, Some(was));
         }
-        let text = str::to_owned;
-        let saved = BTreeMap::from([(text("over"), text("disk"))]);
+        let saved = members(json!({"over": "disk", "wrong": 3}));
         // As an export showed it before users were led back.
-        let shown = BTreeMap::from([(text("disk"), text("over"))]);
+        let shown = BTreeMap::from([("disk".to_owned(), "over".to_owned())]);
         let leads = Leads::restore(saved, shown.clone());
         assert_eq!((leads.of("disk"), leads.of("over")), (None, Some("disk")));
         // A state file of a version that did not note the steps.
-        let leads = Leads::restore(BTreeMap::new(), shown);
+        let leads = Leads::restore(Map::new(), shown);
         assert_eq!(leads.of("disk"), Some("over"));
     }
 }

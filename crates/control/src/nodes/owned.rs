@@ -164,7 +164,7 @@ impl NamedNode {
                 continue;
             };
             self.shared.forget(&name);
-            self.leads.forget(&name);
+            self.forget_led_to(&name);
             // Storages below are closed by what stands on them, if it alone knows them.
             let is_kept = is_live && !name.starts_with(MADE_UP);
             let used = node.device.map(NodeKind::Device);

@@ -9,13 +9,18 @@ use crate::qmp::{Arguments, Failure, Outcome};
 use super::{Daemon, done, no_device};
 
 pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
-    check_blockdev(&arguments.to_value(), Notation::Json).map_err(Failure::new)?;
+    let told = arguments.to_value();
+    check_blockdev(&told, Notation::Json).map_err(Failure::new)?;
     let parts = daemon.parts.lock().await;
     let added = parts.nodes.add(arguments.into_options()?);
     match daemon.stop.or_give_up(added).await {
         Some(added) => added?,
         None => return Err(Failure::new("The program ends before the node was opened")),
     }
+    // Users of an older node of that name were led elsewhere, those of this one were not.
+    told["node-name"]
+        .as_str()
+        .and_then(|name| parts.nodes.take_step(name));
     done()
 }
 

@@ -18,6 +18,7 @@ use super::parts::{ConfigRequest, PartKey, PartKind, Parts};
 use super::place::Mistake;
 use super::plan::{Effect, Step, plan};
 use crate::daemon::commands::object_type;
+use crate::daemon::state::shows_the_same;
 use crate::daemon::{Daemon, carry_out};
 use crate::nodes::User;
 use crate::qmp::{Arguments, Failure};
@@ -253,6 +254,21 @@ fn refuse_to_lose(daemon: &Daemon, request: &ConfigRequest) -> Result<(), Failur
     }
 }
 
+/// Where clients have led the users of a disk, unless another image has its name by now.
+fn led_to(daemon: &Daemon, name: &str) -> Option<String> {
+    let to = daemon.nodes.led_to(name)?;
+    let was = daemon.nodes.described_before(name);
+    let now = daemon.nodes.descriptions(None).into_iter();
+    let now = now.filter(|(node, _)| node == name).map(|(_, now)| now);
+    match (was, now.last()) {
+        (Some(Value::Object(was)), Some(Value::Object(now))) if !shows_the_same(&was, &now) => {
+            daemon.nodes.take_step(name);
+            None
+        }
+        _ => Some(to),
+    }
+}
+
 async fn send(
     daemon: &Rc<Daemon>,
     request: &ConfigRequest,
@@ -267,7 +283,7 @@ async fn send(
             {
                 // Clients may lead users of a disk also while it has no exports.
                 let instead = remembered.get(name).cloned();
-                if let Some(instead) = instead.or_else(|| daemon.nodes.led_to(name)) {
+                if let Some(instead) = instead.or_else(|| led_to(daemon, name)) {
                     *node = Value::from(instead);
                 }
             }
@@ -282,7 +298,16 @@ async fn send(
         }
         _ => {}
     }
-    carry_out(daemon, command, Arguments::new(arguments.clone())).await?;
+    // A disk of the file comes back as what it was.
+    let step = match *command {
+        "blockdev-add" => name_of(request).and_then(|name| daemon.nodes.take_step(name)),
+        _ => None,
+    };
+    let sent = carry_out(daemon, command, Arguments::new(arguments.clone())).await;
+    if let (Some(name), Some(step)) = (name_of(request), step) {
+        daemon.nodes.put_step(name, step);
+    }
+    sent?;
     if *command == "block-export-del"
         && let Some(id) = arguments.get("id").and_then(Value::as_str)
     {

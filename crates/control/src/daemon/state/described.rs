@@ -117,6 +117,20 @@ pub(super) fn image_below<'a>(
     steps.take(MAX_FILTERS).last().unwrap_or(node)
 }
 
+/// Whether two nodes show the same image, as far as their descriptions tell.
+pub(in super::super) fn shows_the_same(
+    one: &Map<String, Value>,
+    other: &Map<String, Value>,
+) -> bool {
+    let places = [one, other].map(|node| place(image_below(node, |_| None)));
+    let file = |places: &[&Value]| {
+        let path = places.last()?.as_str()?;
+        std::fs::canonicalize(path).ok()
+    };
+    let [one, other] = &places;
+    one == other || file(one).is_some_and(|path| Some(path) == file(other))
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;

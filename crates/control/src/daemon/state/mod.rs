@@ -40,6 +40,7 @@ use crate::qmp::{Arguments, Failure, Outcome};
 use crate::throttle_groups;
 use content::Content;
 pub(super) use content::ExportPiece;
+pub(super) use described::shows_the_same;
 use lost::Lost;
 pub use restore::SavedState;
 
@@ -152,9 +153,7 @@ impl Keeper {
         }
         let mut content = Content::clone(&self.written.lock());
         content.nodes = self.described(nodes, Some((from, to)));
-        let mut leads = nodes.leads();
-        leads.note(from, to);
-        content.led = leads.describe().to_string();
+        content.led = nodes.leads_with(from, to).describe().to_string();
         for export in &mut content.exports {
             if export.node == from {
                 export.node = to.to_owned();

@@ -378,11 +378,9 @@ impl Daemon {
 
     /// Notes where users of disks were led, whom the file shows the same.
     pub fn restore_leads(&self, saved: &SavedState, wanted: &Parts) {
-        let steps = saved.led.iter();
-        let steps = steps.filter_map(|(from, to)| Some((from.clone(), to.as_str()?.to_owned())));
         let shown = shown_instead(&saved.exports, &saved.config, wanted);
         let lost = self.state.lost.lock().names();
-        self.nodes.restore_leads(steps.collect(), shown, &lost);
+        self.nodes.restore_leads(saved.led.clone(), shown, &lost);
     }
 
     /// Brings exports back that `wanted` has not.
