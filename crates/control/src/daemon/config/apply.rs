@@ -258,10 +258,12 @@ fn refuse_to_lose(daemon: &Daemon, request: &ConfigRequest) -> Result<(), Failur
 fn led_to(daemon: &Daemon, name: &str) -> Option<String> {
     let to = daemon.nodes.led_to(name)?;
     let was = daemon.nodes.described_before(name);
-    let now = daemon.nodes.descriptions(None).into_iter();
-    let now = now.filter(|(node, _)| node == name).map(|(_, now)| now);
-    match (was, now.last()) {
-        (Some(Value::Object(was)), Some(Value::Object(now))) if !shows_the_same(&was, &now) => {
+    let mut now = daemon.nodes.descriptions(None).into_iter();
+    let now = now.find(|(node, _)| node == name);
+    match (was, now) {
+        (Some(Value::Object(was)), Some((_, Value::Object(now))))
+            if !shows_the_same(&was, &now) =>
+        {
             daemon.nodes.take_step(name);
             None
         }
