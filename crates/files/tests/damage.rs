@@ -165,6 +165,32 @@ fn has_text(block: &[u8], text: &[u8]) -> bool {
     block.windows(text.len()).any(|window| window == text)
 }
 
+/// The names in a directory, one behind the other, or the content of a file.
+fn content(image: Vec<u8>, path: &[&str]) -> Option<Vec<u8>> {
+    let volume = Source::new(Arc::new(image));
+    let contents = detect(&volume).expect("readable").contents;
+    let files = vellum_files::open(volume, contents).ok()?;
+    let mut id = ROOT;
+    for name in path {
+        id = files.lookup(id, name.as_bytes()).ok().flatten()?;
+    }
+    let mut told = Vec::new();
+    match files.attributes(id).ok()?.kind {
+        Kind::Directory => {
+            let take = &mut |entry: &vellum_files::Entry<'_>| {
+                told.extend_from_slice(entry.name);
+                true
+            };
+            files.list(id, 0, take).ok()?;
+        }
+        _ => {
+            told = vec![0; 360_000];
+            files.read(id, 0, &mut told).ok()?;
+        }
+    }
+    Some(told)
+}
+
 #[test]
 fn what_ext4_has_checksums_of_is_never_shown_when_it_is_another() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -187,30 +213,6 @@ fn what_ext4_has_checksums_of_is_never_shown_when_it_is_another() {
         "{optimised:?}"
     );
     let sound = fs::read(&image).expect("an image");
-    let content = |image: Vec<u8>, path: &[&str]| {
-        let volume = Source::new(Arc::new(image));
-        let contents = detect(&volume).expect("readable").contents;
-        let files = vellum_files::open(volume, contents).ok()?;
-        let mut id = ROOT;
-        for name in path {
-            id = files.lookup(id, name.as_bytes()).ok().flatten()?;
-        }
-        let mut told = Vec::new();
-        match files.attributes(id).ok()?.kind {
-            Kind::Directory => {
-                let take = &mut |entry: &vellum_files::Entry<'_>| {
-                    told.extend_from_slice(entry.name);
-                    true
-                };
-                files.list(id, 0, take).ok()?;
-            }
-            _ => {
-                told = vec![0; 360_000];
-                files.read(id, 0, &mut told).ok()?;
-            }
-        }
-        Some(told)
-    };
     let is_extents = |block: &[u8]| block[..2] == [0x0a, 0xf3] && block[6..8] == [0, 0];
     let is_names = |block: &[u8]| has_text(block, b"l123");
     // A node of the tree: names of the directory itself and of the one above, and hashes behind.
