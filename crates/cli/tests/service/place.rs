@@ -2,7 +2,7 @@
 //! their manager, and monitors' clients.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -124,9 +124,14 @@ impl Service {
     /// The next message to the manager.
     pub fn told(&self) -> String {
         let mut bytes = [0; 4096];
-        let count = self
-            .manager
-            .recv(&mut bytes)
+        let received = loop {
+            match self.manager.recv(&mut bytes) {
+                // A signal to this process says nothing of the daemon.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                received => break received,
+            }
+        };
+        let count = received
             .unwrap_or_else(|error| panic!("nothing is told: {error}; the log: {}", self.log()));
         String::from_utf8_lossy(&bytes[..count]).into_owned()
     }
