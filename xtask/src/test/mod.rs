@@ -13,7 +13,7 @@ use crate::{process, setup};
 use tally::Tally;
 
 /// Slices that take about a minute each; docs/TESTING.md tells of the long runs.
-const SIMULATOR_SEEDS: u64 = 1000;
+const SIMULATOR_SEEDS: u64 = 700;
 const DAEMON_SEEDS: u64 = 100;
 const SIMULATOR_CUTS_PER_SEED: u64 = 100;
 /// With mutants, so that their test builds next to nothing anew; nobody else makes any appear.
@@ -25,8 +25,8 @@ const SIMULATOR: [&str; 6] = [
     "--features",
     "mutants",
 ];
-const DIFFERENTIAL_SEEDS: &str = "0..60";
-const TORTURE_ROUNDS: &str = "30";
+const DIFFERENTIAL_SEEDS: &str = "0..40";
+const TORTURE_ROUNDS: &str = "20";
 const POWER_ROUNDS: &str = "4";
 const POWER_CUTS: &str = "50";
 const TORTURE_SEED: &str = "7";
