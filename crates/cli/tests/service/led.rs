@@ -231,6 +231,24 @@ fn mirror(client: &mut Client, place: &Place) {
     client.event("BLOCK_JOB_COMPLETED");
 }
 
+/// Serves a disk whose users a mirror has led to its target, where they have written since.
+fn serve_mirrored(place: &Place) -> (Service, Client) {
+    let (service, mut client) = serve(place);
+    mirror(&mut client, place);
+    place.io("rw", &["write -q -P 2 0 64k", "flush"]);
+    (service, client)
+}
+
+/// Expects that they find that after another start.
+fn expect_target_after_start(place: &Place) {
+    let (service, mut client) = serve(place);
+    let shown = shown(&mut client);
+    assert_eq!(shown["rw"], "target");
+    assert!(shown.values().all(|node| node == "target"));
+    place.io("rw", &["read -q -P 2 0 64k"]);
+    service.end();
+}
+
 /// It stands on nothing that was away, so users go on with it.
 #[test]
 fn users_stay_where_a_mirror_has_led_them_while_the_image_before_is_away() {
@@ -238,9 +256,7 @@ fn users_stay_where_a_mirror_has_led_them_while_the_image_before_is_away() {
     let reporting =
         |exports: &[&str]| disk("", exports).replace("[daemon]", "[daemon]\non-error = 'report'");
     place.write("disks.toml", &reporting(&["rw"]));
-    let (service, mut client) = serve(&place);
-    mirror(&mut client, &place);
-    place.io("rw", &["write -q -P 2 0 64k", "flush"]);
+    let (service, client) = serve_mirrored(&place);
     drop(client);
     service.kill();
     let rename = |from: &str, to: &str| {
@@ -253,10 +269,7 @@ fn users_stay_where_a_mirror_has_led_them_while_the_image_before_is_away() {
     place.io("rw", &["read -q -P 2 0 64k"]);
     drop(client);
     service.kill();
-    let (service, mut client) = serve(&place);
-    assert!(shown(&mut client).values().all(|node| node == "target"));
-    place.io("rw", &["read -q -P 2 0 64k"]);
-    service.end();
+    expect_target_after_start(&place);
 }
 
 /// Its name is another one's at the next start.
@@ -298,9 +311,7 @@ fn users_are_not_led_to_a_node_without_a_name_of_its_own() {
 #[test]
 fn users_stay_where_a_mirror_has_led_them_when_the_node_before_is_removed() {
     let place = place("", &["rw"]);
-    let (service, mut client) = serve(&place);
-    mirror(&mut client, &place);
-    place.io("rw", &["write -q -P 2 0 64k", "flush"]);
+    let (service, mut client) = serve_mirrored(&place);
     client.must("blockdev-del", json!({"node-name": "a"}));
     place.write("disks.toml", &disk("", &["rw", "later"]));
     service.reload();
@@ -308,10 +319,7 @@ fn users_stay_where_a_mirror_has_led_them_when_the_node_before_is_removed() {
     place.io("later", &["read -q -P 2 0 64k"]);
     drop(client);
     service.kill();
-    let (service, mut client) = serve(&place);
-    assert!(shown(&mut client).values().all(|node| node == "target"));
-    place.io("rw", &["read -q -P 2 0 64k"]);
-    service.end();
+    expect_target_after_start(&place);
 }
 
 #[test]
@@ -339,9 +347,7 @@ fn a_disk_of_another_image_shows_that_whatever_its_name_was_before() {
 #[test]
 fn a_disk_that_the_file_lacks_for_a_start_comes_back_as_what_it_was() {
     let place = place("", &["rw"]);
-    let (service, mut client) = serve(&place);
-    mirror(&mut client, &place);
-    place.io("rw", &["write -q -P 2 0 64k", "flush"]);
+    let (service, client) = serve_mirrored(&place);
     drop(client);
     service.kill();
     place.write("disks.toml", DAEMON);
@@ -349,8 +355,5 @@ fn a_disk_that_the_file_lacks_for_a_start_comes_back_as_what_it_was() {
     drop(client);
     service.kill();
     place.write("disks.toml", &disk("", &["rw"]));
-    let (service, mut client) = serve(&place);
-    assert_eq!(shown(&mut client)["rw"], "target");
-    place.io("rw", &["read -q -P 2 0 64k"]);
-    service.end();
+    expect_target_after_start(&place);
 }

@@ -41,13 +41,10 @@ impl Kept {
     /// As [`BlockDevice::flush`].
     pub(super) async fn flush(&self) -> Result<()> {
         let unflushed = self.unflushed.lock().clone();
-        if let Some(unflushed) = unflushed
-            && let Some(covered) = unflushed.begin_needed_flush()
-        {
-            self.device.flush().await?;
-            unflushed.end_flush(covered);
+        match unflushed.filter(|unflushed| !unflushed.is_flushed()) {
+            Some(unflushed) => unflushed.flush(&*self.device).await,
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 

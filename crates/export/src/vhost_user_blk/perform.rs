@@ -213,12 +213,10 @@ async fn append_after_flush(
     queue: &Queue,
     append: &impl Fn(&mut Log, &Unflushed) -> bool,
 ) -> Result<()> {
-    while !append_now(queue, append) {
-        let covered = queue.log.as_ref().map(|(_, all)| all.begin_flush());
-        queue.device.flush().await?;
-        if let (Some((_, all)), Some(covered)) = (&queue.log, covered) {
-            all.end_flush(covered);
-        }
+    while let Some((_, all)) = &queue.log
+        && !append_now(queue, append)
+    {
+        all.flush(&*queue.device).await?;
     }
     Ok(())
 }

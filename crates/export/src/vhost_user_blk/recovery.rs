@@ -74,9 +74,7 @@ pub(super) async fn take_over(
         write_again(disk, size_bytes, offset_bytes, change).await
     };
     unflushed.replay(&in_flight.logs()?, write).await?;
-    let covered = unflushed.begin_flush();
-    disk.device.flush().await?;
-    unflushed.end_flush(covered);
+    unflushed.flush(&*disk.device).await?;
     unflushed.own(disk.server);
     Ok(in_flight)
 }

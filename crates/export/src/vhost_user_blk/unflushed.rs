@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use vellum::BlockDevice;
 use vellum_io::shared_memory::SharedBuffer;
 use vellum_io::{Buffer, Result};
 
@@ -95,10 +96,20 @@ impl Unflushed {
         self.next_number.load(Ordering::SeqCst)
     }
 
-    /// As [`Unflushed::begin_flush`]; `None` if everything is durable.
-    pub(super) fn begin_needed_flush(&self) -> Option<u64> {
+    /// Whether everything is durable that was acknowledged.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.begin_flush() <= self.flushed.load(Ordering::SeqCst)
+    }
+
+    /// Flushes the device, and notes what that covers.
+    ///
+    /// # Errors
+    /// As [`BlockDevice::flush`].
+    pub(super) async fn flush(&self, device: &dyn BlockDevice) -> Result<()> {
         let covered = self.begin_flush();
-        (covered > self.flushed.load(Ordering::SeqCst)).then_some(covered)
+        device.flush().await?;
+        self.end_flush(covered);
+        Ok(())
     }
 
     /// Notes that a flush has succeeded, which covers the numbers below `covered`.
