@@ -245,7 +245,7 @@ fn refuse_to_lose(daemon: &Daemon, request: &ConfigRequest) -> Result<(), Failur
     };
     let nodes = &daemon.nodes;
     // Of a filter the file describes the image, too: an overlay was put between them otherwise.
-    match nodes.led_to(name).or_else(|| nodes.file_of_others(name)) {
+    match led_to(daemon, name).or_else(|| nodes.file_of_others(name)) {
         None => Ok(()),
         Some(node) => Err(Failure::new(format!(
             "clients have led its users to '{node}': it cannot be made anew or taken away before they \
