@@ -197,6 +197,12 @@ impl Op {
         )
     }
 
+    /// Whether it ends when a peer does something, which may be never. So do commands, which are no such
+    /// requests.
+    pub(crate) fn waits_for_others(&self) -> bool {
+        self.readiness().is_some()
+    }
+
     /// What must be ready for the request to go on; `None` for requests that
     /// block in the kernel instead (files, calls).
     pub(crate) fn readiness(&self) -> Option<i16> {

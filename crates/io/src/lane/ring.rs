@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use io_uring::squeue::{self, Entry128, EntryMarker};
 use io_uring::types::{SubmitArgs, Timespec};
-use io_uring::{Builder, IoUring, Parameters, cqueue};
+use io_uring::{Builder, IoUring, Parameters};
 
 use super::Wait;
 
@@ -135,9 +135,10 @@ impl Ring {
         with!(self, ring => !ring.completion().is_empty())
     }
 
-    /// The next completion.
-    pub(super) fn next_completion(&mut self) -> Option<cqueue::Entry> {
-        with!(self, ring => ring.completion().next())
+    /// The next completion: what the submission was said to be, and its result.
+    pub(super) fn next_completion(&mut self) -> Option<(u64, i64)> {
+        let next = with!(self, ring => ring.completion().next())?;
+        Some((next.user_data(), next.result().into()))
     }
 
     /// Hands over what is queued.

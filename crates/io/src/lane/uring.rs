@@ -52,12 +52,16 @@ pub(crate) struct Uring {
     /// By slot, used again and again. The boxes must not move with the vector.
     #[allow(clippy::vec_box)]
     entries: Vec<Box<Entry>>,
-    /// Slots that found the ring full.
+    /// Slots whose requests found `limit` others in the kernel.
     backlog: VecDeque<u32>,
-    /// Requests that the kernel has, without commands: those wait for others, so they take
-    /// nobody's turn.
+    /// Requests that the kernel has and that end by themselves.
     in_kernel: usize,
     limit: usize,
+    /// Requests that the kernel has and that wait for others, without commands. They take nobody's
+    /// turn: any number of idle clients may be waited for.
+    waiting: usize,
+    /// Completions that were taken to make room for others.
+    early: VecDeque<(u64, i64)>,
     /// Calls that workers have.
     at_workers: usize,
     mailbox: Arc<CompletionQueue>,
@@ -88,6 +92,8 @@ impl Uring {
             backlog: VecDeque::new(),
             in_kernel: 0,
             limit,
+            waiting: 0,
+            early: VecDeque::new(),
             at_workers: 0,
             mailbox: Arc::new(CompletionQueue::new(event.clone())),
             event,
@@ -148,7 +154,9 @@ impl Uring {
 
     /// Hands a slot's request to the kernel, or to the backlog if it is too busy.
     fn submit(&mut self, slot: u32) {
-        if self.in_kernel < self.limit && self.backlog.is_empty() {
+        let request = self.entries[slot as usize].request.as_ref();
+        let waits = request.is_some_and(|request| request.op.waits_for_others());
+        if waits || self.in_kernel < self.limit && self.backlog.is_empty() {
             self.push_slot(slot);
         } else {
             self.backlog.push_back(slot);
@@ -172,7 +180,10 @@ impl Uring {
             false => entry.memory.rest(request),
         };
         let submission = submission.user_data(u64::from(slot));
-        self.in_kernel += 1;
+        match request.op.waits_for_others() {
+            true => self.waiting += 1,
+            false => self.in_kernel += 1,
+        }
         self.push(&submission);
     }
 
@@ -186,8 +197,11 @@ impl Uring {
 
     fn push_by(&mut self, push: impl Fn(&mut Ring) -> bool) {
         while !push(&mut self.ring) {
-            // Full: hand over what is there. Errors (EBUSY, EAGAIN) pass.
-            let _ = self.ring.submit();
+            // Full: hand over what is there. EAGAIN passes; EBUSY says, before Linux 5.19, that
+            // completions are in the way.
+            if self.ring.submit().is_err() {
+                self.early.extend(self.ring.next_completion());
+            }
         }
         if self.parked || self.is_batch() {
             self.hand_over();
@@ -258,7 +272,7 @@ impl Uring {
         self.arm_event();
         self.push_backlog();
         self.hand_over();
-        if self.ring.holds_back() || self.ring.has_completions() {
+        if self.ring.holds_back() || self.has_completions() {
             self.event.signal();
         }
     }
@@ -270,8 +284,10 @@ impl Uring {
     }
 
     fn enter(&mut self, wait: Wait) -> Result<(), Errno> {
-        let waiting = self.ring.has_completions();
-        let wait = if waiting { Wait::No } else { wait };
+        let wait = match self.has_completions() {
+            true => Wait::No,
+            false => wait,
+        };
         if matches!(wait, Wait::No) && self.ring.queued() == 0 && !self.ring.holds_back() {
             return Ok(());
         }
@@ -291,10 +307,18 @@ impl Uring {
         self.push(&read.build().user_data(EVENT));
     }
 
+    fn has_completions(&mut self) -> bool {
+        !self.early.is_empty() || self.ring.has_completions()
+    }
+
+    fn next_completion(&mut self) -> Option<(u64, i64)> {
+        let early = self.early.pop_front();
+        early.or_else(|| self.ring.next_completion())
+    }
+
     fn collect(&mut self, finished: &mut Vec<(u32, Completion)>) {
-        while let Some(completion) = self.ring.next_completion() {
-            let result = i64::from(completion.result());
-            match completion.user_data() {
+        while let Some((whose, result)) = self.next_completion() {
+            match whose {
                 CANCEL => {}
                 EVENT => self.event_armed = false,
                 slot => self.complete(slot as u32, result, finished),
@@ -310,8 +334,10 @@ impl Uring {
         let Some(request) = &mut entry.request else {
             return;
         };
-        if !request.op.is_command() {
-            self.in_kernel -= 1;
+        match () {
+            () if request.op.is_command() => {}
+            () if request.op.waits_for_others() => self.waiting -= 1,
+            () => self.in_kernel -= 1,
         }
         let result = if result < 0 {
             Err(-result as Errno)
@@ -346,7 +372,7 @@ impl Uring {
     }
 
     fn busy(&self) -> bool {
-        self.in_kernel > 0 || !self.backlog.is_empty() || self.at_workers > 0
+        self.in_kernel + self.waiting + self.at_workers > 0 || !self.backlog.is_empty()
     }
 
     /// Cancels what could wait forever and waits for all the rest but commands.
@@ -356,7 +382,7 @@ impl Uring {
             .zip(&self.entries)
             .filter(|(_, entry)| {
                 let request = entry.request.as_ref();
-                request.is_some_and(|request| request.op.readiness().is_some())
+                request.is_some_and(|request| request.op.waits_for_others())
             })
             .map(|(slot, _)| slot)
             .collect();

@@ -212,6 +212,37 @@ fn more_requests_than_the_ring_holds() {
     thread.join().unwrap();
 }
 
+/// Idle clients may be many more than requests on a disk that the kernel is given at a time.
+#[test]
+fn any_number_of_waits_leave_room_for_requests() {
+    let options = LaneOptions {
+        backend: Backend::IoUring,
+        ring_entries: 2,
+        ..LaneOptions::default()
+    };
+    let thread = std::thread::spawn(move || {
+        lane::install(&options).unwrap();
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let file = create(&folder.path().join("file"), 0);
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        block_on(async {
+            let waits: Vec<_> = (0..3000)
+                .map(|_| lane::poll_readable(ours.as_fd()))
+                .collect();
+            let buffers = Buffers::from_buf([Buffer::copy_of(&[1; 512])]);
+            let written = write(&file, 0, buffers);
+            let late = lane::sleep(Duration::from_secs(20));
+            assert!(matches!(select(written, late).await, Either::Left(_)));
+            // All end at once: many more completions than the kernel has room for.
+            theirs.write_all(b"x").unwrap();
+            for wait in waits {
+                wait.await.unwrap();
+            }
+        });
+    });
+    thread.join().unwrap();
+}
+
 /// Has the kernel refuse io_uring to the calling thread, as containers do.
 fn refuse_io_uring() {
     let statement = |code: u32, jt, jf, k| libc::sock_filter {
