@@ -1,6 +1,6 @@
 //! Numbers in bytes of either order, by reads and writes that cannot panic, and small reads of files.
 
-use vellum::{Buffer, Buffers, Result, Storage};
+use vellum::{Buffer, Buffers, Error, Result, Storage};
 use vellum_storage::WriteFlags;
 
 /// The `N` bytes at `at`; `None` if they are not all there.
@@ -55,4 +55,10 @@ pub(crate) async fn write_at(file: &dyn Storage, offset_bytes: u64, bytes: &[u8]
     let buffers = Buffers::from_buf([Buffer::copy_of(bytes)]);
     let written = file.write(offset_bytes, buffers, WriteFlags::default());
     written.await.map(drop)
+}
+
+/// Makes durable what was written to a file. No failure of it is one that room for more would mend, whatever
+/// its number (rule 11).
+pub(crate) async fn barrier(file: &dyn Storage) -> Result<()> {
+    file.flush().await.map_err(Error::of_failed_sync)
 }

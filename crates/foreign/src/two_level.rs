@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use vellum::{Error, ErrorKind, Result, Storage};
 use vellum_storage::ZeroFlags;
 
+use crate::fields::barrier;
 use crate::layout::{Place, Run};
 use crate::paged::{PagedTables, Patches, Table, Width};
 
@@ -260,7 +261,7 @@ impl TwoLevel {
             .file
             .write_zeroes(start_bytes, len * 8, ZeroFlags::default());
         zeroes.await?;
-        self.file.flush().await?;
+        barrier(&*self.file).await?;
         self.tables.forget();
         // Whoever still reads what was given up finds it.
         *self.cleared_end_bytes.lock() = Some(self.end_bytes());

@@ -8,6 +8,7 @@ use vellum_io::finish_all;
 use vellum_storage::Event;
 
 use super::Core;
+use crate::fields;
 use crate::layout::Layout;
 
 /// Tables that wait for a flush take at most about so much memory.
@@ -108,7 +109,11 @@ impl<L: Layout> Core<L> {
 
     async fn barrier(&self) -> Result<()> {
         self.tell(Event::FlushToDisk).await;
-        let flushes = self.layout.files().iter().map(|file| file.flush());
+        let flushes = self
+            .layout
+            .files()
+            .iter()
+            .map(|file| fields::barrier(&**file));
         finish_all(FILES_AT_ONCE, flushes).await.map(drop)
     }
 

@@ -9,7 +9,7 @@ use super::header::{DATA_OFFSET_AT, HEADER_BYTES, IN_USE_AT, SECTOR_BYTES};
 use super::layout::PIECE_BYTES;
 use crate::clusters::Clusters;
 use crate::facts::{CheckReport, ClusterCounts, Fix};
-use crate::fields::{read_at, write_at};
+use crate::fields::{barrier, read_at, write_at};
 use crate::paged::Width;
 
 /// Clusters are copied in pieces of this size.
@@ -60,12 +60,12 @@ pub async fn repair(file: &Arc<dyn Storage>, fix: Fix) -> Result<CheckReport> {
     check.leaks().await?;
     check.duplicates().await?;
     if fix.corruptions || fix.leaks {
-        file.flush().await?;
+        barrier(&**file).await?;
     }
     if header.is_in_use && fix.corruptions {
         // Last, when all the rest is durable.
         write_at(&**file, IN_USE_AT, &0u32.to_le_bytes()).await?;
-        file.flush().await?;
+        barrier(&**file).await?;
     }
     Ok(CheckReport {
         clusters: Some(check.counts),
@@ -150,7 +150,7 @@ impl Check<'_> {
         let word = match self.fix.leaks {
             true => {
                 // Entries that led there are gone for good before the space is.
-                self.file.flush().await?;
+                barrier(&*self.file).await?;
                 self.file.truncate(self.end_bytes).await?;
                 self.report.leaks_fixed += clusters;
                 "Repairing"
@@ -194,7 +194,7 @@ impl Check<'_> {
                 before = Some(offset);
             }
             if has_changed {
-                self.file.flush().await?;
+                barrier(&*self.file).await?;
                 self.write_piece(at, &entries).await?;
             }
             at += len;

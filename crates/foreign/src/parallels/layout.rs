@@ -12,7 +12,7 @@ use super::header::{
 };
 use crate::clusters::Clusters;
 use crate::facts::StoredBitmap;
-use crate::fields::{read_at, write_at};
+use crate::fields::{barrier, read_at, write_at};
 use crate::paged::{PagedTables, Patches, Width};
 use crate::{Layout, NewBlock, Place, Run};
 
@@ -168,7 +168,7 @@ impl ParallelsLayout {
     async fn set_in_use(&self, value: u32) -> Result<()> {
         let [file] = &self.files;
         write_at(&**file, IN_USE_AT, &value.to_le_bytes()).await?;
-        file.flush().await
+        barrier(&**file).await
     }
 }
 
@@ -313,7 +313,7 @@ impl Layout for ParallelsLayout {
         let has_end = len_bytes == end_bytes || len_bytes > end_bytes && !has_freed;
         if file.capabilities().growable && !has_end {
             file.truncate(end_bytes).await?;
-            file.flush().await?;
+            barrier(&**file).await?;
         }
         self.set_in_use(0).await
     }
@@ -345,13 +345,13 @@ impl Layout for ParallelsLayout {
         let (start, end) = (table_end(old.entries), table_end(entries));
         let zeroes = file.write_zeroes(start, end - start, ZeroFlags::default());
         zeroes.await?;
-        file.flush().await?;
+        barrier(&**file).await?;
         let mut fields = entries.to_le_bytes().to_vec();
         fields.extend(sectors.to_le_bytes());
         fields.extend(IN_USE.to_le_bytes());
         fields.extend(old.data_sectors.to_le_bytes());
         write_at(&**file, ENTRIES_AT, &fields).await?;
-        file.flush().await?;
+        barrier(&**file).await?;
         let header = &mut self.state.lock().header;
         header.entries = entries;
         header.size_bytes = size_bytes;

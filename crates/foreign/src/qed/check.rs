@@ -11,7 +11,7 @@ use super::Header;
 use super::header::ZERO;
 use crate::clusters::Clusters;
 use crate::facts::{CheckReport, ClusterCounts, Fix};
-use crate::fields::{read_at, write_at};
+use crate::fields::{barrier, read_at, write_at};
 use crate::paged::Width;
 
 /// Tables are read in pieces of this size.
@@ -57,11 +57,11 @@ pub async fn repair(file: &Arc<dyn Storage>, fix: Fix) -> Result<CheckReport> {
     check.run().await?;
     let report = &check.report;
     if check.mends && report.corruptions == 0 && report.check_errors == 0 {
-        file.flush().await?;
+        barrier(&**file).await?;
         if header.needs_check() {
             header.set_needs_check(false);
             write_at(&**file, 0, &header.encode()).await?;
-            file.flush().await?;
+            barrier(&**file).await?;
         }
     }
     Ok(CheckReport {

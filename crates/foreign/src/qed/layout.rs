@@ -8,7 +8,7 @@ use vellum::{Error, ErrorKind, Result, Storage};
 use super::Header;
 use super::header::ZERO;
 use crate::facts::{BackingName, Facts};
-use crate::fields::write_at;
+use crate::fields::{barrier, write_at};
 use crate::paged::{Patches, Table, Width};
 use crate::two_level::{Shape, TwoLevel};
 use crate::{Layout, NewBlock, Run};
@@ -66,7 +66,7 @@ impl QedLayout {
         let mut header = *self.header.lock();
         change(&mut header);
         write_at(&**file, 0, &header.encode()).await?;
-        file.flush().await?;
+        barrier(&**file).await?;
         *self.header.lock() = header;
         Ok(())
     }
@@ -171,7 +171,7 @@ impl Layout for QedLayout {
         // Beside the old name, which the header leads to until it is written.
         let [file] = &self.files;
         write_at(&**file, at.into(), name.as_bytes()).await?;
-        file.flush().await?;
+        barrier(&**file).await?;
         header.forget_backing();
         if let Some(backing) = backing {
             let is_raw = backing.format.as_deref() == Some("raw");

@@ -26,7 +26,7 @@ pub use layout::QedLayout;
 
 use crate::MappedDevice;
 use crate::facts::{BackingName, Facts, Fix};
-use crate::fields::{read_at, until_nul, write_at};
+use crate::fields::{barrier, read_at, until_nul, write_at};
 
 /// Whether the first bytes of a file (64 will do) are those of such an image.
 pub fn probe(bytes: &[u8]) -> bool {
@@ -78,7 +78,7 @@ pub async fn open(
     if !read_only {
         if header.forget_unknown() {
             write_at(&*file, 0, &header.encode()).await?;
-            file.flush().await?;
+            barrier(&*file).await?;
         }
         if header.needs_check() {
             let fix = Fix {

@@ -9,7 +9,7 @@ use vellum::{Error, ErrorKind, Result, Storage};
 use super::header::{ALLOCATED_AT, BLOCK_BYTES, HEADER_BYTES, Header, UNALLOCATED, allocated};
 use crate::device::MappedDevice;
 use crate::entries::{ChangedEntries, Endian, Entries};
-use crate::fields::{read_at, write_at};
+use crate::fields::{barrier, read_at, write_at};
 use crate::layout::{Layout, NewBlock, Place, Run};
 
 /// A VDI image for [`MappedDevice`].
@@ -236,7 +236,7 @@ impl Layout for VdiLayout {
         if let Some(count) = changes.count {
             write_at(&**file, ALLOCATED_AT as u64, &count.to_le_bytes()).await?;
             // Whoever opens the image next puts a block where the count says.
-            file.flush().await?;
+            barrier(&**file).await?;
         }
         changes.map.write(&**file).await
     }

@@ -58,7 +58,7 @@ pub(super) async fn replay(
     for entry in sequence.into_iter().filter_map(|at| log.entry(at)) {
         apply(file, entry).await?;
     }
-    file.flush().await?;
+    fields::barrier(&**file).await?;
     writer.forget_log().await?;
     Ok(true)
 }

@@ -118,7 +118,7 @@ impl Writer {
             let slot = 1 - self.slot.min(1);
             let offset_bytes = header::OFFSETS_BYTES[slot];
             fields::write_at(&*self.file, offset_bytes, &changed.encode()).await?;
-            self.file.flush().await?;
+            fields::barrier(&*self.file).await?;
             self.slot = slot;
             self.header = changed.clone();
         }
@@ -139,7 +139,7 @@ impl Writer {
                 .map(|(at_bytes, page)| fields::write_at(&*self.file, *at_bytes, page));
             finish_all(WRITES_AT_ONCE, writes).await?;
             if index + 1 < count {
-                self.file.flush().await?;
+                fields::barrier(&*self.file).await?;
             }
         }
         Ok(())
@@ -185,7 +185,7 @@ impl Writer {
         };
         let place = self.header.log_offset_bytes + at_bytes;
         fields::write_at(&*self.file, place, &log::encode(header, pages)).await?;
-        self.file.flush().await?;
+        fields::barrier(&*self.file).await?;
         if room.is_none() {
             self.update_headers(|header| header.log = log).await?;
         }

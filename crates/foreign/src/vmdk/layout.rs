@@ -20,7 +20,7 @@ use super::sesparse::Grain;
 use super::sparse::Sparse;
 use super::tables::{Key, Tables};
 use crate::facts::Facts;
-use crate::fields::write_at;
+use crate::fields::{barrier, write_at};
 use crate::layout::{Layout, NewBlock, Place, Run};
 
 /// The unit of a device that is flat everywhere.
@@ -303,7 +303,7 @@ impl Layout for VmdkLayout {
         let file = self.storage(0)?;
         let at_bytes = old.embedded_at().unwrap_or(0) + changed.start as u64;
         write_at(&**file, at_bytes, bytes).await?;
-        file.flush().await?;
+        barrier(&**file).await?;
         *self.descriptor.lock() = next;
         Ok(())
     }

@@ -77,7 +77,7 @@ impl Space {
             let blocks = (AHEAD_BYTES / whole_bytes).max(1);
             let footer_bytes = start + blocks * whole_bytes;
             fields::write_at(&**file, footer_bytes, self.footer.bytes()).await?;
-            file.flush().await?;
+            fields::barrier(&**file).await?;
             self.footer_bytes = footer_bytes;
             self.has_grown = true;
         }
@@ -98,7 +98,7 @@ impl Space {
         }
         if self.footer_bytes > self.free_bytes {
             fields::write_at(&**file, self.free_bytes, self.footer.bytes()).await?;
-            file.flush().await?;
+            fields::barrier(&**file).await?;
             self.footer_bytes = self.free_bytes;
         }
         file.truncate(self.footer_bytes + LEN_BYTES as u64).await?;
