@@ -1,6 +1,8 @@
 //! `qemu-storage-daemon` beside the real one, and as a server.
 
+use std::io::Read;
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -259,6 +261,65 @@ fn it_goes_to_the_background_when_clients_can_come() {
     let pid = std::fs::read_to_string(place.path("pid")).expect("a pid file");
     place.must_words("kill", &["-TERM", pid.trim()]);
     wait_for("the end", || !place.path("pid").exists());
+}
+
+#[test]
+fn why_it_does_not_go_to_the_background_is_said_before_it_ends() {
+    let place = Place::new();
+    for _ in 0..40 {
+        let said = std::fs::File::create(place.path("said")).expect("a file");
+        let words = [
+            "--blockdev",
+            "driver=file,node-name=f,filename=nobody",
+            "--daemonize",
+        ];
+        let mut command = place.command(&place.path(NAME), &words);
+        let status = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(said)
+            .status();
+        assert_eq!(status.expect("it runs").code(), Some(1));
+        let said = std::fs::read_to_string(place.path("said")).expect("what it said");
+        assert!(said.contains("Could not open 'nobody'"), "{said:?}");
+    }
+}
+
+/// More than a lane gives to the kernel at a time: none keeps what others ask of the disk waiting.
+#[test]
+fn hundreds_of_exports_and_clients_are_served_at_once() {
+    let place = Place::new();
+    let server = "addr.type=unix,addr.path=sock";
+    let disk = "driver=qcow2,node-name=f,file.driver=file,file.filename=top";
+    let nbd = "nbd,id=e,node-name=f,name=,writable=on";
+    let mut words = ["--blockdev", disk, "--nbd-server", server, "--export", nbd]
+        .map(str::to_owned)
+        .to_vec();
+    for at in 0..600 {
+        let export = format!("id=v{at},node-name=f,addr.type=unix,addr.path=v{at}");
+        words.extend(["--export".to_owned(), format!("vhost-user-blk,{export}")]);
+    }
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let child = place.start(&words);
+    let clients = (0..400).map(|_| {
+        let mut client = UnixStream::connect(place.path("sock")).expect("a connection");
+        let patience = Some(Duration::from_secs(30));
+        client.set_read_timeout(patience).expect("a socket");
+        client.read_exact(&mut [0; 18]).expect("a greeting");
+        client
+    });
+    let clients: Vec<UnixStream> = clients.collect();
+    let asked = "write -P 3 0 64k;flush;read -P 3 0 64k";
+    let asked = asked.split(';').flat_map(|line| ["-c", line]);
+    let words: Vec<&str> = ["-f", "raw"]
+        .into_iter()
+        .chain(asked)
+        .chain([URI])
+        .collect();
+    let said = place.must_words("qemu-io", &words);
+    assert!(!said.contains("failed"), "{said}");
+    drop(clients);
+    place.end(child);
 }
 
 /// Kilobytes of memory that a process has to itself.

@@ -211,11 +211,13 @@ What there is, each made in the order given:
            [,on-full=wait]
                              a node to serve, under the node's name if no other is given
   --export [type=]fuse,id=ID,node-name=NAME,mountpoint=FILE[,writable=on][,growable=on]
-           [,allow-other=on|off|auto][,writethrough=on][,on-full=wait]
+           [,allow-other=on|off|auto][,io-uring=on|off|auto][,writethrough=on]
+           [,on-full=wait]
                              a node to show as a regular file, which must exist
   --export [type=]vhost-user-blk,id=ID,node-name=NAME,addr.type=unix,addr.path=PATH
            [,writable=on][,num-queues=N][,logical-block-size=N][,serial=TEXT]
            [,writethrough=on][,poll-max-ns=N][,iothread=ID][,on-full=wait]
+  --export [type=]vhost-user-blk,id=ID,node-name=NAME,addr.type=fd,addr.str=NUMBER,...
                              a node as the disk of a virtual machine, whose monitor
                              (QEMU, cloud-hypervisor) connects to PATH
 
@@ -251,7 +253,7 @@ How to run:
                              back at the next start
   --check                    say what --config would do, and end
   --cache-budget SIZE        what the caches of all images may take together (K, M, G)
-    --log text|json            a line on standard error for what happens: the start, disks,
+  --log text|json            a line on standard error for what happens: the start, disks,
                              exports, clients, jobs, errors
   --daemonize                go to the background once everything is there
   --pidfile PATH             write the process id to PATH

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 
+use rustix::process::{Pid, WaitOptions, waitpid};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 use vellum_io::error::io_text;
 
@@ -38,12 +39,17 @@ pub fn daemonize(wanted: bool) -> Result<Process, Failure> {
             let _ = rustix::process::setsid();
             Ok(Process::Server(Some(Ready(OwnedFd::from(writer).into()))))
         }
-        _ => {
+        child => {
             drop(writer);
-            match File::from(OwnedFd::from(reader)).read_exact(&mut [0]) {
-                Ok(()) => Ok(Process::Parent),
-                Err(_) => Err(Failure::AlreadyReported),
+            if File::from(OwnedFd::from(reader))
+                .read_exact(&mut [0])
+                .is_ok()
+            {
+                return Ok(Process::Parent);
             }
+            // It is about to say why.
+            let _ = waitpid(Pid::from_raw(child), WaitOptions::empty());
+            Err(Failure::AlreadyReported)
         }
     }
 }
