@@ -4,8 +4,8 @@
 //! that the kernel was told of. A [`SharedBuffer`] is a range of one and keeps it mapped.
 //!
 //! Invariants:
-//! - Nothing here gives out a reference to such memory: bytes are copied in and out, and two or
-//!   eight at a time are read or written as one. Whoever looks at bytes twice looks at a copy.
+//! - Nothing here gives out a reference to such memory: bytes are copied in and out, and one, two
+//!   or eight at a time are read or written as one. Whoever looks at bytes twice looks at a copy.
 //! - A range lies inside its mapping, which stays until the last range of it is gone: so does the
 //!   memory of a request that the kernel reads from or writes to ([`crate::lane::Request::shared`]).
 //!
@@ -16,7 +16,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use smallvec::SmallVec;
@@ -307,6 +307,19 @@ impl SharedBuffer {
     /// As [`SharedBuffer::load_u64`].
     pub fn store_u64(&self, at_bytes: usize, value: u64, order: Ordering) {
         self.atomic_u64(at_bytes).store(value.to_le(), order);
+    }
+
+    /// Sets bits of the byte at `at_bytes`, whoever sets others of them meanwhile.
+    ///
+    /// # Panics
+    /// If it is not there.
+    pub fn set_bits(&self, at_bytes: usize, bits: u8, order: Ordering) {
+        self.check(at_bytes, 1);
+        // SAFETY: inside the mapping, by the check above.
+        let place = unsafe { self.start.as_ptr().add(at_bytes) };
+        // SAFETY: as in `atomic`.
+        let byte = unsafe { AtomicU8::from_ptr(place) };
+        byte.fetch_or(bits, order);
     }
 
     fn atomic_u64(&self, at_bytes: usize) -> &AtomicU64 {

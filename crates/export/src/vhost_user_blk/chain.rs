@@ -9,6 +9,7 @@
 use vellum_io::Result;
 use vellum_io::shared_memory::SharedBuffer;
 
+use super::dirty_log::Written;
 use super::memory::{GuestMemory, Pieces};
 use super::message::broken;
 use super::ring::{DESCRIPTOR_BYTES, Ring};
@@ -28,6 +29,8 @@ pub(super) struct Chain {
     pub(super) readable: Pieces,
     /// What the device writes.
     pub(super) writable: Pieces,
+    /// Where the guest has that.
+    pub(super) written: Written,
 }
 
 /// One entry of a table, as it was when it was read.
@@ -155,6 +158,10 @@ impl Chain {
             false => &mut self.readable,
         };
         memory.find(descriptor.address, descriptor.len_bytes, pieces)?;
+        if writes {
+            self.written
+                .push((descriptor.address, descriptor.len_bytes));
+        }
         if self.readable.len() + self.writable.len() > MAX_DESCRIPTORS {
             return Err(broken(format!(
                 "a request of more than {MAX_DESCRIPTORS} ranges"

@@ -39,6 +39,8 @@ pub(super) mod feature {
     pub(in super::super) const DISCARD: u64 = 1 << 13;
     /// Zeroes need not be sent.
     pub(in super::super) const WRITE_ZEROES: u64 = 1 << 14;
+    /// The client can be told which memory was written.
+    pub(in super::super) const LOG_ALL: u64 = 1 << 26;
     /// Descriptors may be in tables of their own.
     pub(in super::super) const INDIRECT: u64 = 1 << 28;
     /// Both sides say when they want to be told.
@@ -72,6 +74,7 @@ impl Geometry {
             | feature::TOPOLOGY
             | feature::CONFIG_WCE
             | feature::MULTIPLE_QUEUES
+            | feature::LOG_ALL
             | feature::INDIRECT
             | feature::EVENT_INDEX
             | feature::PROTOCOL

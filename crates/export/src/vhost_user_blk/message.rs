@@ -21,6 +21,9 @@ const VERSION_MASK: u32 = 3;
 const FLAG_REPLY: u32 = 1 << 2;
 const FLAG_NEED_REPLY: u32 = 1 << 3;
 
+/// Of a ring's addresses: writes to it are logged.
+const RING_IS_LOGGED: u32 = 1;
+
 /// The request by which a server tells its client that the configuration has changed.
 const CONFIG_CHANGED: u32 = 2;
 
@@ -28,6 +31,8 @@ const CONFIG_CHANGED: u32 = 2;
 pub(super) mod protocol_feature {
     /// Several queues.
     pub(in super::super) const MULTIPLE_QUEUES: u64 = 1 << 0;
+    /// Bits for pages that were written come in memory of the client's.
+    pub(in super::super) const LOG_MEMORY: u64 = 1 << 1;
     /// Requests without an answer of their own are acknowledged where that is asked for.
     pub(in super::super) const REPLY_ACK: u64 = 1 << 3;
     /// The server may send requests.
@@ -62,6 +67,17 @@ pub(super) struct RingAddresses {
     pub(super) used: u64,
     /// The available ring.
     pub(super) available: u64,
+    /// Where the guest has the used ring, if its pages are to be told when they were written.
+    pub(super) used_for_log: Option<u64>,
+}
+
+/// Memory with a bit for each page of the guest's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct LogArea {
+    /// Its length in bytes.
+    pub(super) len_bytes: u64,
+    /// Where it begins in its file.
+    pub(super) offset_bytes: u64,
 }
 
 /// Memory that requests in flight are noted in.
@@ -96,6 +112,9 @@ pub(super) enum Message {
     SetOwner,
     ResetOwner,
     SetMemoryTable(Vec<RegionDescription>),
+    SetLog(LogArea),
+    /// What is to be told of bits that were set.
+    SetLogDescriptor,
     SetRingSize {
         queue: u32,
         size: u32,
@@ -199,6 +218,17 @@ pub(super) fn config_changed() -> Vec<u8> {
     encode(CONFIG_CHANGED, VERSION, &[])
 }
 
+impl LogArea {
+    /// As it stands in the answer, which every client waits for.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        [
+            self.len_bytes.to_ne_bytes(),
+            self.offset_bytes.to_ne_bytes(),
+        ]
+        .concat()
+    }
+}
+
 impl InFlightArea {
     /// As it stands in an answer.
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -249,6 +279,11 @@ impl Message {
             3 => Message::SetOwner,
             4 => Message::ResetOwner,
             5 => Message::SetMemoryTable(fields.table()?),
+            6 => Message::SetLog(LogArea {
+                len_bytes: fields.u64()?,
+                offset_bytes: fields.u64()?,
+            }),
+            7 => Message::SetLogDescriptor,
             8 => {
                 let (queue, size) = (fields.u32()?, fields.u32()?);
                 Message::SetRingSize { queue, size }
@@ -356,13 +391,15 @@ impl Fields<'_> {
     }
 
     fn ring_addresses(&mut self) -> Result<Message> {
-        let (queue, _flags) = (self.u32()?, self.u32()?);
-        let addresses = RingAddresses {
+        let (queue, flags) = (self.u32()?, self.u32()?);
+        let mut addresses = RingAddresses {
             descriptors: self.u64()?,
             used: self.u64()?,
             available: self.u64()?,
+            used_for_log: None,
         };
-        let _log = self.u64()?;
+        let used = self.u64()?;
+        addresses.used_for_log = (flags & RING_IS_LOGGED != 0).then_some(used);
         Ok(Message::SetRingAddresses { queue, addresses })
     }
 

@@ -24,6 +24,7 @@ use vellum_io::{Buffers, Error, Io, Result};
 
 use super::chain::walk;
 use super::channel::Peer;
+use super::dirty_log::{DirtyLog, QueueDirtyLog};
 use super::disk::Disk;
 use super::in_flight::QueueInFlight;
 use super::memory::GuestMemory;
@@ -55,6 +56,8 @@ pub(super) struct QueueSetup {
     pub(super) notes: Option<QueueInFlight>,
     /// Where writes are kept until they are flushed.
     pub(super) log: Option<(Log, Arc<Unflushed>)>,
+    /// Where the client is told of memory that was written.
+    pub(super) dirty: Option<Arc<DirtyLog>>,
     /// Tells that there are requests.
     pub(super) kick: OwnedFd,
     /// Tells the guest that requests are done.
@@ -141,6 +144,7 @@ pub(super) struct Queue {
     ring: RefCell<Ring>,
     notes: RefCell<Option<QueueInFlight>>,
     pub(super) log: Option<(RefCell<Log>, Arc<Unflushed>)>,
+    dirty: Option<QueueDirtyLog>,
     control: Arc<QueueControl>,
     waited_for: WaitedFor,
     pub(super) in_flight: StreamDepth,
@@ -273,6 +277,9 @@ impl Queue {
             ring: RefCell::new(ring),
             notes: RefCell::new(notes),
             log: setup.log.map(|(log, all)| (RefCell::new(log), all)),
+            dirty: setup
+                .dirty
+                .map(|log| QueueDirtyLog::new(log, setup.ring.addresses.used_for_log)),
             control,
             waited_for,
             in_flight,
@@ -348,7 +355,10 @@ impl Queue {
 
     /// Begins a request.
     fn begin(self: &Rc<Self>, head: u16) -> Result<()> {
-        let chain = walk(&self.ring.borrow(), &self.memory, head, self.indirect)?;
+        let mut chain = walk(&self.ring.borrow(), &self.memory, head, self.indirect)?;
+        if let Some(dirty) = &self.dirty {
+            dirty.begin(head, std::mem::take(&mut chain.written));
+        }
         let request = parse(chain, &self.disk.geometry())?;
         self.in_flight.enter();
         perform::start(self.clone(), head, request);
@@ -359,7 +369,10 @@ impl Queue {
     pub(super) fn end(&self, head: u16, written_bytes: u32) {
         let mut ring = self.ring.borrow_mut();
         let mut push = || {
-            ring.push_used(head, written_bytes);
+            let used = ring.push_used(head, written_bytes);
+            if let Some(dirty) = &self.dirty {
+                dirty.end(head, used);
+            }
             ring.next_used()
         };
         match &mut *self.notes.borrow_mut() {

@@ -100,6 +100,7 @@ pub(super) fn parse(chain: Chain, disk: &Geometry) -> Result<Request> {
     let Chain {
         mut readable,
         mut writable,
+        ..
     } = chain;
     let Some(status) = split_last_byte(&mut writable) else {
         return Err(broken("a request without room for its status"));

@@ -149,8 +149,9 @@ impl Ring {
             || self.available.load_u16(INDEX_AT, Ordering::Acquire) != self.next_available
     }
 
-    /// Gives a request back, into whose memory `written_bytes` bytes were written.
-    pub(super) fn push_used(&mut self, head: u16, written_bytes: u32) {
+    /// Gives a request back, into whose memory `written_bytes` bytes were written. Where in the used ring
+    /// something was written for that, and how many bytes.
+    pub(super) fn push_used(&mut self, head: u16, written_bytes: u32) -> [(usize, usize); 2] {
         let entry = usize::from(self.next_used % self.size);
         let at = RING_HEAD_BYTES + USED_ENTRY_BYTES * entry;
         let mut bytes = [0; USED_ENTRY_BYTES];
@@ -161,6 +162,7 @@ impl Ring {
         // Whoever sees the index sees the entry, and what was written before.
         self.used
             .store_u16(INDEX_AT, self.next_used, Ordering::Release);
+        [(at, USED_ENTRY_BYTES), (INDEX_AT, 2)]
     }
 
     /// Whether the guest wants to be told of what was pushed since it was asked last.

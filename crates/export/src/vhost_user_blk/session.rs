@@ -18,6 +18,7 @@ use vellum_io::{Error, Result};
 use super::channel::{Channel, Peer, Received};
 use super::config::{WRITE_CACHE_AT, feature};
 use super::descriptors::{duplicate, optional, single};
+use super::dirty_log::DirtyLog;
 use super::disk::Disk;
 use super::in_flight::InFlight;
 use super::memory::{GuestMemory, MAX_REGIONS};
@@ -32,6 +33,7 @@ use crate::nbd::Stop;
 
 /// What the protocol between client and server has here.
 const PROTOCOL_FEATURES: u64 = protocol_feature::MULTIPLE_QUEUES
+    | protocol_feature::LOG_MEMORY
     | protocol_feature::REPLY_ACK
     | protocol_feature::BACKEND_REQUESTS
     | protocol_feature::CONFIG
@@ -84,6 +86,8 @@ pub(super) struct Session {
     memory: GuestMemory,
     queues: Vec<QueueState>,
     in_flight: Option<InFlight>,
+    /// Where the client is told of memory that was written, if it has agreed upon that.
+    dirty: Option<Arc<DirtyLog>>,
     peer: Peer,
 }
 
@@ -162,6 +166,7 @@ impl Session {
             memory: GuestMemory::default(),
             queues,
             in_flight: None,
+            dirty: None,
             peer,
         }
     }
@@ -236,6 +241,15 @@ impl Session {
                 self.stop_all().await;
                 self.memory.remove(region)?;
             }
+            Message::SetLog(area) => {
+                let log = DirtyLog::map(area, single(descriptors)?)?;
+                self.stop_all().await;
+                self.dirty = Some(Arc::new(log));
+                self.start_all()?;
+                return Ok(Answer::Payload(area.encode()));
+            }
+            // The client looks by itself.
+            Message::SetLogDescriptor => {}
             Message::SetBackendChannel => {
                 let channel = Channel::new(single(descriptors)?);
                 *self.shared.backend.borrow_mut() = Some(Rc::new(channel));
@@ -351,6 +365,7 @@ impl Session {
     /// Starts the queues of which everything is known.
     fn start_all(&mut self) -> Result<()> {
         let enables = self.features & feature::PROTOCOL != 0;
+        let is_logged = self.features & feature::LOG_ALL != 0;
         for (number, state) in self.queues.iter_mut().enumerate() {
             let (Some(addresses), Some(kick)) = (state.addresses, &state.kick) else {
                 continue;
@@ -387,6 +402,7 @@ impl Session {
                 },
                 notes,
                 log,
+                dirty: self.dirty.clone().filter(|_| is_logged),
                 kick: kick
                     .try_clone()
                     .map_err(|e| Error::from_io("start queue", &e))?,
@@ -468,6 +484,7 @@ impl Session {
             *state = QueueState::default();
         }
         self.features = 0;
+        self.dirty = None;
         self.shared.disk.set_write_back(true);
     }
 

@@ -66,6 +66,7 @@ impl TakenApart {
                 descriptors: 0,
                 available: AVAILABLE_AT,
                 used: USED_AT,
+                used_for_log: None,
             },
             next_available: 0,
             event_index: true,

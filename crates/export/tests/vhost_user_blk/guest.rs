@@ -37,6 +37,8 @@ const HEADERS_AT: u64 = 48 << 10;
 /// All that the device may offer but the event index, unless a test asks for it.
 pub const EVENT_INDEX: u64 = 1 << 29;
 pub const INDIRECT: u64 = 1 << 28;
+/// Only while the guest moves elsewhere.
+pub const LOG_ALL: u64 = 1 << 26;
 
 pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
@@ -153,6 +155,21 @@ impl Queue {
 
     pub fn set_available_index(&self, index: u16) {
         self.set_u16(self.base() + AVAILABLE_AT + 2, index);
+    }
+
+    /// Where the guest has the used ring.
+    pub fn used_ring(&self) -> u64 {
+        self.base() + USED_AT
+    }
+
+    /// The page of the next request's status.
+    pub fn status_page(&self) -> u64 {
+        let head = *self.free.last().expect("a free chain");
+        (self.base() + HEADERS_AT + 32 * u64::from(head) + 24) / 4096
+    }
+
+    pub fn set_used_index(&self, index: u16) {
+        self.set_u16(self.base() + USED_AT + 2, index);
     }
 
     /// How many the device has used.
@@ -350,11 +367,12 @@ impl Guest {
     pub fn agree(&mut self, without: u64) {
         let client = &mut self.client;
         client.set_owner().expect("owned");
-        self.features = client.get_features().expect("features") & !without;
+        self.features = client.get_features().expect("features") & !without & !LOG_ALL;
         let wanted = VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::INFLIGHT_SHMFD
             | VhostUserProtocolFeatures::BACKEND_REQ
+            | VhostUserProtocolFeatures::LOG_SHMFD
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
             | VhostUserProtocolFeatures::REPLY_ACK;
         let offered = client.get_protocol_features().expect("features");

@@ -5,15 +5,15 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use vellum_io::lane::block_on;
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 
 use super::guest::{
-    DATA_AT, Descriptor, Guest, MEMORY_AT, MEMORY_BYTES, Memory, NEXT, PATIENCE, QUEUE_SIZE, WRITE,
-    descriptor_bytes, header, place,
+    DATA_AT, Descriptor, EVENT_INDEX, Guest, MEMORY_AT, MEMORY_BYTES, Memory, NEXT, PATIENCE,
+    QUEUE_SIZE, Queue, WRITE, descriptor_bytes, header, place,
 };
 use super::{DISK_BYTES, Server, disk, serve, writable};
 
@@ -52,13 +52,8 @@ fn offer(descriptors: &[Descriptor]) -> String {
     // Nobody else notices.
     assert_eq!(guest.queues[1].read_disk(0, 512), (0, vec![0x5a; 512]));
     // And the queue itself can be set up anew.
-    guest.client.get_vring_base(0).expect("stopped");
-    let queue = &mut guest.queues[0];
-    queue.set_descriptor(0, (0, 0, 0, 0));
-    queue.last_used = 0;
-    queue.next_available = 0;
-    queue.set_available_index(0);
-    guest.in_flight = None;
+    guest.queues[0].set_descriptor(0, (0, 0, 0, 0));
+    set_up_anew(&mut guest, 0);
     guest.start();
     assert_eq!(guest.queues[0].read_disk(0, 512), (0, vec![0x5a; 512]));
     line
@@ -301,6 +296,81 @@ fn beside<T>(mut harm: impl FnMut() + Send, work: impl FnOnce() -> T) -> T {
         assert!(begin.elapsed() < PATIENCE, "nothing else had its turn");
         done
     })
+}
+
+/// Has a queue that has stopped begin anew, at the next start.
+fn set_up_anew(guest: &mut Guest, index: usize) {
+    guest.client.get_vring_base(index).expect("stopped");
+    let queue = Queue::new(&guest.memory, index, guest.features & EVENT_INDEX != 0);
+    queue.set_available_index(0);
+    queue.set_used_index(0);
+    guest.queues[index] = queue;
+    guest.in_flight = None;
+}
+
+#[test]
+fn descriptors_that_change_while_they_are_read_harm_their_queue_alone() {
+    let (server, _storage) = serve(writable());
+    let mut guest = Guest::boot(&server.socket(), 2, 0);
+    let (memory, base) = (guest.memory.clone(), guest.queues[0].base());
+    let mut random = fastrand::Rng::with_seed(35);
+    let change = || {
+        // Reads, flushes, the serial, and what is unknown: what the disk holds stays.
+        let kind = [0, 4, 8, 99][random.usize(..4)];
+        memory.write(DATA_AT, &header(kind, random.u64(..16_384)));
+        for index in 0..4 {
+            let address = match random.u8(..4) {
+                0 => random.u64(..),
+                1 => base + random.u64(..4096),
+                _ => DATA_AT + random.u64(..8192),
+            };
+            let len = [16, 512, 4096, u32::MAX][random.usize(..4)];
+            let flags = random.u16(..8);
+            let descriptor = descriptor_bytes((address, len, flags, random.u16(..5)));
+            memory.write(base + 16 * index, &descriptor);
+        }
+    };
+    beside(change, || {
+        for _ in 0..300 {
+            guest.queues[0].offer(0);
+            guest.queues[0].kick.write(1).expect("a kick");
+            assert_eq!(guest.queues[1].read_disk(0, 512), (0, vec![0x5a; 512]));
+            if guest.queues[0].error.read().is_ok() {
+                set_up_anew(&mut guest, 0);
+                guest.start();
+            }
+        }
+    });
+    assert!(
+        server
+            .lines()
+            .iter()
+            .all(|line| line.starts_with("queue 0 has stopped: "))
+    );
+    assert!(!server.lines().is_empty(), "nothing was changed in time");
+}
+
+#[test]
+fn memory_that_is_taken_away_under_requests_stays_until_they_end() {
+    let (server, _storage) = serve(writable());
+    let mut guest = Guest::boot(&server.socket(), 1, 0);
+    let region = guest.memory.region();
+    for round in 0..100 {
+        let queue = &mut guest.queues[0];
+        for at in 0..8 {
+            let data = (DATA_AT + (at << 20), 1 << 20);
+            let head = queue.prepare(&header(0, 0), data, true);
+            queue.offer(head);
+        }
+        queue.kick.write(1).expect("a kick");
+        if round % 2 == 0 {
+            std::thread::sleep(Duration::from_micros(round * 20));
+        }
+        guest.client.remove_mem_region(&region).expect("removed");
+        set_up_anew(&mut guest, 0);
+        guest.start();
+        assert_eq!(guest.queues[0].read_disk(0, 512), (0, vec![0x5a; 512]));
+    }
 }
 
 #[test]

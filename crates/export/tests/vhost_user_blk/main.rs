@@ -3,6 +3,7 @@
 mod guest;
 mod hostile;
 mod in_flight;
+mod migration;
 mod requests;
 mod seen;
 mod server;
