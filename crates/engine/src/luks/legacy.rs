@@ -1,4 +1,4 @@
-//! The AES-CBC of old qcow2 images (`encrypt.format=aes`). Sectors are encrypted by
+//! The AES-CBC of qcow images and old qcow2 images (`encrypt.format=aes`). Sectors are encrypted by
 //! their guest offset, and a wrong passphrase cannot be told from a right one.
 
 use std::sync::Arc;
@@ -7,9 +7,8 @@ use vellum_format::luks::Suite;
 use vellum_format::luks::names::{Cipher, Hash, IvGenerator, Mode};
 use zeroize::Zeroizing;
 
-use super::EncryptedStorage;
-use super::Passphrase;
 use super::cipher::SectorCipher;
+use super::{EncryptedStorage, GuestEncryption, Passphrase};
 use crate::{Result, Storage};
 
 const KEY_BYTES: usize = 16;
@@ -31,5 +30,15 @@ impl EncryptedStorage {
         };
         let cipher = SectorCipher::new(&suite, &*key)?;
         Ok(EncryptedStorage::with_cipher(inner, 0, cipher))
+    }
+}
+
+impl GuestEncryption {
+    /// That of an old image, which keeps its guest's data in `data`.
+    ///
+    /// # Errors
+    /// None that a passphrase leads to.
+    pub fn legacy_aes(data: Arc<dyn Storage>, passphrase: &Passphrase) -> Result<Self> {
+        EncryptedStorage::legacy_aes(data, passphrase).map(GuestEncryption::Legacy)
     }
 }

@@ -62,12 +62,14 @@
 //! | `hash`, `split`, `passphrase` | PBKDF2 and its time; the anti-forensic splitter; secrets that are wiped |
 //! | `cipher`, `modes`, `xts`, `iv` | sectors encrypted and decrypted |
 //! | `storage`, `device` | plain bytes above, encrypted sectors below; a volume of the luks format |
-//! | `legacy` | the AES-CBC of old qcow2 images |
+//! | `legacy` | the AES-CBC of qcow images and old qcow2 images |
+//! | `guest_encryption` | how an open image's guest data is encrypted, whatever its format |
 //! | `scratch` | files that end with the program, and whose key does |
 
 mod cipher;
 mod device;
 mod format;
+mod guest_encryption;
 mod hash;
 mod iv;
 mod legacy;
@@ -82,9 +84,11 @@ mod xts;
 
 pub use device::{AsLuks, LuksDevice, LuksOptions};
 pub use format::{FormatOptions, IterationTime, NewVolume, format, header_size_bytes};
+pub use guest_encryption::{GuestEncryption, Unlocking};
 pub use passphrase::Passphrase;
 pub use slots::{KeyChange, change_keys};
 pub use storage::EncryptedStorage;
+pub use vellum_format::crypto::CryptMethod;
 pub use vellum_format::luks::names::{Cipher, Hash, IvGenerator, Mode};
 pub use vellum_format::luks::{KeySlot, LuksHeader, Suite, is_luks};
 pub use volume::{MasterKey, read_header, unlock};

@@ -19,70 +19,12 @@ use vellum_io::{Error, ErrorKind, Result};
 use vellum_storage::Storage;
 
 use crate::luks::{
-    EncryptedStorage, KeySlot, LuksHeader, MasterKey, Passphrase, read_header, unlock,
+    EncryptedStorage, GuestEncryption, KeySlot, LuksHeader, Unlocking, read_header, unlock,
 };
 use crate::qcow2::options::{OpenOptions, OpenPurpose};
 
-/// How an open image is encrypted.
-#[derive(Debug)]
-pub(crate) enum Encryption {
-    /// Not at all.
-    None,
-    /// In a way that does not matter, since no data is read.
-    Locked,
-    /// By what holds its data.
-    Luks {
-        /// What unlocked it.
-        passphrase: Passphrase,
-        /// What holds its data.
-        plain: EncryptedStorage,
-        /// The key of its sectors.
-        key: MasterKey,
-    },
-    /// Cluster by cluster, by guest offset.
-    Legacy(EncryptedStorage),
-}
-
-impl Encryption {
-    /// The same for another opening over the same data storage.
-    pub(crate) fn of_reopened(&self) -> Encryption {
-        match self {
-            Encryption::None => Encryption::None,
-            Encryption::Luks {
-                passphrase,
-                plain,
-                key,
-            } => Encryption::Luks {
-                passphrase: passphrase.clone(),
-                plain: plain.clone(),
-                key: key.clone(),
-            },
-            Encryption::Locked => Encryption::Locked,
-            Encryption::Legacy(cipher) => Encryption::Legacy(cipher.clone()),
-        }
-    }
-}
-
-impl Encryption {
-    /// The key of the sectors of a LUKS image.
-    pub(crate) fn volume_key(&self) -> Option<&[u8]> {
-        match self {
-            Encryption::Luks { key, .. } => Some(key.bytes()),
-            _ => None,
-        }
-    }
-}
-
 fn refuse(kind: ErrorKind, file: &Arc<dyn Storage>, message: impl Into<String>) -> Error {
     Error::new(kind, "open", message).target(file.name())
-}
-
-fn method_name(method: CryptMethod) -> &'static str {
-    match method {
-        CryptMethod::None => "none",
-        CryptMethod::Aes => "aes",
-        CryptMethod::Luks => "luks",
-    }
 }
 
 /// Unlocks an image: what its data is read from, and how it is encrypted.
@@ -91,41 +33,25 @@ pub(super) async fn open(
     data: Arc<dyn Storage>,
     header: &Header,
     options: &OpenOptions,
-) -> Result<(Arc<dyn Storage>, Encryption)> {
+) -> Result<(Arc<dyn Storage>, GuestEncryption)> {
     let method = header.crypt_method;
-    if let Some(expected) = &options.encryption_format
-        && expected != method_name(method)
-    {
-        let message = match method {
-            CryptMethod::None => format!(
-                "No encryption in image header, but options specified \
-                 format '{expected}'"
-            ),
-            _ => format!(
-                "Header reported '{}' encryption format but options specify '{expected}'",
-                method_name(method)
-            ),
-        };
-        return Err(refuse(ErrorKind::InvalidArgument, file, message));
-    }
-    if method == CryptMethod::None {
-        return Ok((data, Encryption::None));
-    }
-    let locked = matches!(options.purpose, OpenPurpose::Locked | OpenPurpose::Metadata);
-    if !options.read_only && locked {
+    let no_data = matches!(options.purpose, OpenPurpose::Locked | OpenPurpose::Metadata);
+    let unlocking = Unlocking::default()
+        .format(options.encryption_format.clone())
+        .passphrase(options.passphrase.clone())
+        .no_data(no_data);
+    let passphrase = unlocking.needed_passphrase(method);
+    let passphrase = passphrase.map_err(|error| error.target(file.name()))?;
+    if method != CryptMethod::None && no_data && !options.read_only {
         let message = "an encrypted image cannot be written without its key";
         return Err(refuse(ErrorKind::InvalidArgument, file, message));
     }
-    if locked {
-        return Ok((data, Encryption::Locked));
-    }
-    let Some(passphrase) = &options.passphrase else {
-        let message = "Parameter 'encrypt.key-secret' is required for cipher";
-        return Err(refuse(ErrorKind::InvalidArgument, file, message));
+    let Some(passphrase) = passphrase else {
+        return Ok((data, GuestEncryption::without_key(method)));
     };
     if method == CryptMethod::Aes {
-        let cipher = EncryptedStorage::legacy_aes(data.clone(), passphrase)?;
-        return Ok((data, Encryption::Legacy(cipher)));
+        let encryption = GuestEncryption::legacy_aes(data.clone(), passphrase)?;
+        return Ok((data, encryption));
     }
     let (at_bytes, volume) = luks_header(file, header).await?;
     let key = unlock(file, at_bytes, &volume, passphrase).await?;
@@ -133,7 +59,7 @@ pub(super) async fn open(
         .suite()
         .map_err(|error| crate::qcow2::integrity::errors::bad_format("open", &error))?;
     let plain = EncryptedStorage::new(data, 0, &suite, &key)?;
-    let unlocked = Encryption::Luks {
+    let unlocked = GuestEncryption::Luks {
         passphrase: passphrase.clone(),
         plain: plain.clone(),
         key,

@@ -13,6 +13,7 @@ use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
 use vellum_io::{Error, ErrorKind, Io, Result, spawn_to_completion};
 use vellum_storage::{Event, EventListener, Storage};
 
+use crate::luks::GuestEncryption;
 use crate::qcow2::alloc::allocator::{Allocation, Allocator};
 use crate::qcow2::alloc::lazy::LazyRefcounts;
 use crate::qcow2::alloc::unwritten::UnwrittenSubclusters;
@@ -24,7 +25,6 @@ use crate::qcow2::commit::epochs::Epochs;
 use crate::qcow2::commit::write_order::Commits;
 use crate::qcow2::compressed::read_state::CompressedReads;
 use crate::qcow2::compressed::write_state::CompressedWrites;
-use crate::qcow2::encryption::Encryption;
 use crate::qcow2::header::load::SnapshotTable;
 use crate::qcow2::header::state::HeaderState;
 use crate::qcow2::integrity::fail_stop::FailStop;
@@ -111,7 +111,7 @@ pub(crate) struct Image {
     /// The same without a guard, for those who open the image anew: the metadata that
     /// is guarded here may have moved for them.
     pub(crate) unguarded_data: Arc<dyn Storage>,
-    pub(crate) encryption: Encryption,
+    pub(crate) encryption: GuestEncryption,
     /// What reads are verified with, where they are.
     pub(crate) seal: Option<SealedReads>,
     /// Those of the image's file, which compares them by itself.

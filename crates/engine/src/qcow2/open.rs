@@ -15,6 +15,7 @@ use vellum_storage::{Event, Storage, WriteFlags};
 
 use crate::debug_events::emit;
 use crate::gate::{FileRequest, Gate};
+use crate::luks::GuestEncryption;
 use crate::qcow2::alloc::allocator::Allocator;
 use crate::qcow2::alloc::lazy::LazyRefcounts;
 use crate::qcow2::alloc::prealloc::PreallocateAhead;
@@ -29,7 +30,7 @@ use crate::qcow2::commit::barrier::{BarrierFailure, Barriers};
 use crate::qcow2::compressed::compress::{Codec, CompressionOptions};
 use crate::qcow2::compressed::read_state::CompressedReads;
 use crate::qcow2::compressed::write_state::CompressedWrites;
-use crate::qcow2::encryption::{self, Encryption};
+use crate::qcow2::encryption;
 use crate::qcow2::header::load::{self, SnapshotTable, read_bytes};
 use crate::qcow2::header::state::HeaderState;
 use crate::qcow2::image::{Image, Size};
@@ -312,7 +313,7 @@ pub(crate) async fn reopen(closed: &Image) -> Result<Arc<Image>> {
     let (file, data) = (closed.file.clone(), closed.unguarded_data.clone());
     let snapshots = load::snapshots(&file, &header).await?;
     let backing = closed.backing.clone();
-    let data = (data, closed.encryption.of_reopened());
+    let data = (data, closed.encryption.clone());
     assemble(
         file,
         data,
@@ -334,7 +335,7 @@ pub(crate) async fn reopen_to_read(image: &Image) -> Result<Arc<Image>> {
         ..OpenOptions::default()
     };
     let (file, data) = (image.file.clone(), image.unguarded_data.clone());
-    let data = (data, image.encryption.of_reopened());
+    let data = (data, image.encryption.clone());
     let snapshots = SnapshotTable::default();
     assemble(
         file,
@@ -361,7 +362,7 @@ pub(crate) async fn snapshot_of(image: &Image, snapshot: SnapshotSelector) -> Re
     let mut header = read_header(&file).await?;
     let snapshots = open_snapshots(&file, &mut header, &options).await?;
     check_supported(&file, &header, &options)?;
-    let data = (data, image.encryption.of_reopened());
+    let data = (data, image.encryption.clone());
     let beside = Beside::backing(image.backing.clone());
     let view = assemble(file, data, beside, header, snapshots, &options).await?;
     image.views.note(&view.views);
@@ -467,7 +468,7 @@ async fn refcounts(
 
 async fn assemble(
     file: Arc<dyn Storage>,
-    (data, encryption): (Arc<dyn Storage>, Encryption),
+    (data, encryption): (Arc<dyn Storage>, GuestEncryption),
     beside: Beside,
     header: Header,
     snapshots: SnapshotTable,

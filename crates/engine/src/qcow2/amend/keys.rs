@@ -1,9 +1,9 @@
 //! Key slots of an image that is in use.
 
-use crate::luks::{KeyChange, LuksHeader, change_keys};
+use crate::luks::{GuestEncryption, KeyChange, LuksHeader, change_keys};
 use crate::qcow2::Qcow2;
 use crate::qcow2::amend;
-use crate::qcow2::encryption::{Encryption, luks_header};
+use crate::qcow2::encryption::luks_header;
 use crate::qcow2::image::Image;
 use vellum_format::Header;
 use vellum_io::{Error, ErrorKind, Result};
@@ -15,7 +15,7 @@ impl Image {
         header: &Header,
         change: KeyChange,
     ) -> Result<LuksHeader> {
-        let Encryption::Luks {
+        let GuestEncryption::Luks {
             passphrase: known, ..
         } = &self.encryption
         else {

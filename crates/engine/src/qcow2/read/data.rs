@@ -222,7 +222,7 @@ impl Image {
     async fn read_run(self: &Arc<Self>, run: &MappingRun, mut piece: Buffer) -> Result<Buffer> {
         match run.kind {
             RunKind::Data { host, .. } if !self.reads_as_stored() => {
-                self.read_legacy(run, host.bytes(), piece).await
+                self.read_data(run, host.bytes(), piece).await
             }
             RunKind::Data { host, .. } => {
                 self.emit(Event::ReadAio).await;

@@ -22,9 +22,9 @@ use vellum_storage::{Storage, WriteFlags};
 use super::area::{SealInfo, SealProgress, slice_bytes, unit_bytes};
 use super::content::parallel_chunks;
 use super::mapping::Slices;
+use crate::luks::GuestEncryption;
 use crate::qcow2::Qcow2;
 use crate::qcow2::check::{CheckOptions, check};
-use crate::qcow2::encryption::Encryption;
 use crate::qcow2::header::rewrite::{refresh_feature_names, rewrite_header};
 use crate::qcow2::image::Image;
 use crate::qcow2::integrity::errors::bad_format;
@@ -160,12 +160,12 @@ fn check_sealable(image: &Image) -> Result<()> {
         return Err(refuse(image, ErrorKind::InvalidArgument, message));
     }
     match image.encryption {
-        Encryption::None | Encryption::Luks { .. } => Ok(()),
-        Encryption::Legacy(_) => {
+        GuestEncryption::None | GuestEncryption::Luks { .. } => Ok(()),
+        GuestEncryption::Legacy(_) => {
             let message = "Images with AES encryption cannot be sealed: LUKS can";
             Err(refuse(image, ErrorKind::Unsupported, message))
         }
-        Encryption::Locked => {
+        GuestEncryption::Locked => {
             let message = "An encrypted image is sealed with its key";
             Err(refuse(image, ErrorKind::InvalidArgument, message))
         }

@@ -11,7 +11,7 @@ use vellum_storage::Storage;
 use super::area::{Sealed, VerifyReads, is_sealed, unit_bytes};
 use super::seen::SeenLeaves;
 use super::tree::Tree;
-use crate::qcow2::encryption::Encryption;
+use crate::luks::GuestEncryption;
 use crate::qcow2::options::{OpenOptions, OpenPurpose};
 
 /// What an open image verifies its reads with.
@@ -32,7 +32,7 @@ impl SealedReads {
     pub(crate) async fn open(
         file: &Arc<dyn Storage>,
         header: &Header,
-        encryption: &Encryption,
+        encryption: &GuestEncryption,
         options: &OpenOptions,
     ) -> Result<Option<SealedReads>> {
         let demanded = options.verify.filter(|verify| *verify != VerifyReads::Off);

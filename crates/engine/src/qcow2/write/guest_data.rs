@@ -2,18 +2,18 @@
 //!
 //! [`encryption`]: crate::qcow2::encryption
 
+use crate::luks::GuestEncryption;
 use crate::qcow2::alloc::allocator::Allocation;
-use crate::qcow2::encryption::Encryption;
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::MappingRun;
 use vellum_format::types::HostOffset;
-use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
+use vellum_io::{Buffer, Buffers, Result};
 use vellum_storage::{Storage, WriteFlags, ZeroFlags};
 
 impl Image {
     /// Whether guest data is encrypted.
     pub(crate) fn is_encrypted(&self) -> bool {
-        !matches!(self.encryption, Encryption::None)
+        self.encryption.is_some()
     }
 
     /// Clusters for data as the guest writes it, as [`Image::allocate_near`] finds them.
@@ -30,23 +30,23 @@ impl Image {
 
     /// Whether what the storage gives is what the guest reads.
     pub(crate) fn reads_as_stored(&self) -> bool {
-        matches!(self.encryption, Encryption::None | Encryption::Luks { .. })
+        matches!(
+            self.encryption,
+            GuestEncryption::None | GuestEncryption::Luks { .. }
+        )
     }
 
-    /// Reads a run of data of an image with old AES.
-    pub(crate) async fn read_legacy(
+    /// Reads a run of data that is not stored as the guest reads it.
+    pub(crate) async fn read_data(
         &self,
         run: &MappingRun,
         host_bytes: u64,
         piece: Buffer,
     ) -> Result<Buffer> {
-        let Encryption::Legacy(cipher) = &self.encryption else {
-            let message = "the image was opened without its key";
-            return Err(Error::new(ErrorKind::Denied, "read", message));
-        };
-        let guest = run.guest.bytes();
         let buffers = Buffers::from_buf([piece]);
-        let read = cipher.placed(guest, host_bytes).read(guest, buffers);
+        let read = |data: &dyn Storage, at| data.read(at, buffers);
+        let guest = run.guest.bytes();
+        let read = self.encryption.at(&*self.data, guest, host_bytes, read)?;
         read.into_single().await
     }
 
@@ -58,13 +58,9 @@ impl Image {
         buffers: Buffers,
         flags: WriteFlags,
     ) -> Result<Buffers> {
-        match &self.encryption {
-            Encryption::Legacy(cipher) => {
-                let placed = cipher.placed(guest, host_bytes);
-                placed.write(guest, buffers, flags).await
-            }
-            _ => self.data.write(host_bytes, buffers, flags).await,
-        }
+        let write = |data: &dyn Storage, at| data.write(at, buffers, flags);
+        let encryption = &self.encryption;
+        encryption.at(&*self.data, guest, host_bytes, write)?.await
     }
 
     /// Makes the place of guest data read as zeroes.
@@ -75,12 +71,8 @@ impl Image {
         len_bytes: u64,
     ) -> Result<()> {
         let flags = ZeroFlags::default();
-        match &self.encryption {
-            Encryption::Legacy(cipher) => {
-                let placed = cipher.placed(guest, host_bytes);
-                placed.write_zeroes(guest, len_bytes, flags).await
-            }
-            _ => self.data.write_zeroes(host_bytes, len_bytes, flags).await,
-        }
+        let zero = |data: &dyn Storage, at| data.write_zeroes(at, len_bytes, flags);
+        let encryption = &self.encryption;
+        encryption.at(&*self.data, guest, host_bytes, zero)?.await
     }
 }

@@ -12,7 +12,7 @@ use vellum_io::{Buffer, Result};
 use vellum_storage::WriteFlags;
 
 use crate::RequestFlags;
-use crate::qcow2::encryption::Encryption;
+use crate::luks::GuestEncryption;
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::RunKind;
 use vellum_io::range_lock::Mode;
@@ -32,7 +32,7 @@ impl Image {
         self.write_log.get().is_none()
             && self.checksums.is_none()
             && self.listener.is_none()
-            && matches!(self.encryption, Encryption::None)
+            && matches!(self.encryption, GuestEncryption::None)
     }
 
     /// Writes what a guest's memory holds; the range was checked.

@@ -16,7 +16,7 @@ use super::inside;
 use super::log::{LogParts, WriteLog, write_superblock};
 use super::replay::{read_log, read_superblock};
 use crate::gate::{FileRequest, Gate};
-use crate::qcow2::encryption::Encryption;
+use crate::luks::GuestEncryption;
 use crate::qcow2::image::Image;
 use crate::qcow2::integrity::errors::bad_format;
 use crate::qcow2::options::{Backing, OpenOptions, OpenPurpose};
@@ -115,7 +115,7 @@ pub(in crate::qcow2) async fn open(
     {
         return Ok(());
     }
-    if image.read_only && matches!(image.encryption, Encryption::Locked) {
+    if image.read_only && matches!(image.encryption, GuestEncryption::Locked) {
         // Nobody can read what the log holds, nor what the image holds.
         return Ok(());
     }
@@ -275,13 +275,13 @@ pub(super) fn batches_of(
     file: &Arc<dyn Storage>,
 ) -> Result<(Arc<dyn Storage>, u64)> {
     match &image.encryption {
-        Encryption::None => Ok((file.clone(), 0)),
-        Encryption::Luks { plain, .. } => Ok(plain.beside(file.clone())),
-        Encryption::Locked => {
+        GuestEncryption::None => Ok((file.clone(), 0)),
+        GuestEncryption::Luks { plain, .. } => Ok(plain.beside(file.clone())),
+        GuestEncryption::Locked => {
             let message = "the write log of an encrypted image cannot be read without its key";
             Err(refuse(ErrorKind::InvalidArgument, &image.name, message))
         }
-        Encryption::Legacy(_) => {
+        GuestEncryption::Legacy(_) => {
             let message =
                 "images with the old AES encryption have no write log; convert it to LUKS";
             Err(refuse(ErrorKind::Unsupported, &image.name, message))
