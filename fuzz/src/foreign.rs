@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use vellum::io::lane;
+use vellum::luks::Unlocking;
 use vellum::storage::MemStorage;
 use vellum::{BlockDevice, Buffer, Buffers, RequestFlags, Result, Storage, ZeroRequest};
 use vellum_foreign::ova::Package;
@@ -187,7 +188,11 @@ async fn open(
         "cloop" => cloop::open(file).await?,
         "dmg" => dmg::open(file).await?,
         "parallels" => parallels::open(file, read_only).await?,
-        "qcow" => qcow::open(file, None, read_only).await?,
+        "qcow" => {
+            let unlocking = Unlocking::default().passphrase(Some("fuzz".into()));
+            let options = qcow::OpenOptions::default().read_only(read_only);
+            qcow::open(file, None, options.unlocking(unlocking)).await?
+        }
         "qed" => qed::open(file, None, read_only).await?,
         "vdi" => vdi::open(file, read_only).await?,
         "vhdx" => {

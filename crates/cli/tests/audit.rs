@@ -308,9 +308,16 @@ fn several_images_have_the_code_of_the_worst() {
 fn encryption_and_what_is_no_disk_are_told() {
     let folder = folder(&[
         "create -q -f qcow2 --object secret,id=s,data=x -o encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10 secret 1M",
+        "create -q -f qcow2 --object secret,id=s,data=x -o encrypt.format=aes,encrypt.key-secret=s old.qcow2 1M",
+        "create -q -f qcow --object secret,id=s,data=x -o encrypt.format=aes,encrypt.key-secret=s old.qcow 1M",
     ]);
     let value = safe(&folder, &["secret"]);
     assert_eq!(codes(&value, "note"), ["encrypted"]);
+    for name in ["old.qcow2", "old.qcow"] {
+        let value = safe(&folder, &[name]);
+        assert_eq!(codes(&value, "note"), ["encrypted"]);
+        assert_eq!(codes(&value, "warning"), ["weak-encryption"]);
+    }
     for (name, bytes, code) in [
         ("empty", &b""[..], "empty"),
         ("disk.gz", b"\x1f\x8b\x08\0\0\0\0\0", "not-a-disk"),

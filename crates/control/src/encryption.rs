@@ -1,8 +1,8 @@
 //! The options of encryption: of new images, and of nodes that are opened.
 
 use vellum::luks::{
-    self, Cipher, FormatOptions, Hash, IterationTime, IvGenerator, Mode, NewVolume, Passphrase,
-    SECTOR_BYTES,
+    self, Cipher, CryptMethod, FormatOptions, Hash, IterationTime, IvGenerator, Mode, NewVolume,
+    Passphrase, SECTOR_BYTES, Unlocking,
 };
 use vellum::qcow2::create::Encryption;
 use vellum::{Error, ErrorKind, Result};
@@ -84,35 +84,48 @@ fn format_options(settings: &CreateSettings, prefix: &str) -> Result<FormatOptio
     Ok(options)
 }
 
+/// The way in which a new image is to be encrypted.
+fn method(settings: &CreateSettings) -> Result<CryptMethod> {
+    match settings.text("encrypt.format") {
+        None if settings.bool("encryption") => Ok(CryptMethod::Aes),
+        None if ENCRYPT_OPTIONS.iter().any(|name| settings.is_given(name)) => {
+            Err(invalid("Parameter 'encrypt.format' is missing"))
+        }
+        None => Ok(CryptMethod::None),
+        Some(_) if settings.bool("encryption") => Err(invalid(
+            "'encrypt.format' and its alias 'encryption' can't be used at the same time",
+        )),
+        // The name in QMP, which QEMU takes here, too.
+        Some("aes" | "qcow") => Ok(CryptMethod::Aes),
+        Some("luks") => Ok(CryptMethod::Luks),
+        Some(other) => Err(not_accepted("format", other)),
+    }
+}
+
 /// How a new qcow2 image is to be encrypted.
 ///
 /// # Errors
 /// In QEMU's words for options that cannot be.
 pub fn for_qcow2(settings: &CreateSettings) -> Result<Option<Encryption>> {
-    let format = match settings.text("encrypt.format") {
-        None if settings.bool("encryption") => "aes",
-        None => {
-            let other = ENCRYPT_OPTIONS.iter().any(|name| settings.is_given(name));
-            return match other {
-                true => Err(invalid("Parameter 'encrypt.format' is missing")),
-                false => Ok(None),
-            };
-        }
-        Some(_) if settings.is_given("encryption") => {
-            return Err(invalid(
-                "'encrypt.format' and its alias 'encryption' can't be used at the same time",
-            ));
-        }
-        Some(format) => format,
-    };
     let passphrase = || passphrase(settings.text("encrypt.key-secret"), "encrypt.");
-    match format {
-        "luks" => Ok(Some(Encryption::Luks {
+    match method(settings)? {
+        CryptMethod::None => Ok(None),
+        CryptMethod::Aes => passphrase().map(Encryption::LegacyAes).map(Some),
+        CryptMethod::Luks => Ok(Some(Encryption::Luks {
             passphrase: passphrase()?,
             options: format_options(settings, "encrypt.")?,
         })),
-        "aes" => passphrase().map(Encryption::LegacyAes).map(Some),
-        other => Err(not_accepted("format", other)),
+    }
+}
+
+/// Whether a new qcow image is to be encrypted. It keeps nothing of its secret, which has to be there all the same.
+///
+/// # Errors
+/// In QEMU's words for options that cannot be.
+pub(crate) fn for_qcow(settings: &CreateSettings) -> Result<bool> {
+    match method(settings)? {
+        CryptMethod::Luks => Err(invalid("Unsupported encryption format")),
+        _ => Ok(for_qcow2(settings)?.is_some()),
     }
 }
 
@@ -178,33 +191,33 @@ pub fn is_asked_for(settings: &CreateSettings) -> bool {
     settings.bool("encryption") || settings.is_given("encrypt.format")
 }
 
+/// Whether a node is opened for something else than the guest's data.
+fn reads_no_data(flags: &OpenFlags) -> bool {
+    flags.metadata_only || flags.no_data
+}
+
 /// The secret that a node names, if its data is going to be read.
 pub(crate) fn needed_passphrase(
     id: Option<String>,
     flags: &OpenFlags,
 ) -> Result<Option<Passphrase>> {
-    if flags.metadata_only || flags.no_data {
+    if reads_no_data(flags) {
         return Ok(None);
     }
     id.map(|id| secret::passphrase(&id)).transpose()
 }
 
-/// The `encrypt.*` options of a qcow2 node.
-#[derive(Debug, Default)]
-pub(crate) struct NodeEncryption {
-    pub(crate) format: Option<String>,
-    pub(crate) passphrase: Option<Passphrase>,
-}
-
-/// Takes them out of a node's options. The secret is looked up only if data is going to
-/// be read.
-pub(crate) fn take(options: &mut Options, flags: &OpenFlags) -> Result<NodeEncryption> {
+/// Takes `encrypt.*` out of the options of a qcow2 or qcow node. The secret is looked up only if
+/// data is going to be read.
+pub(crate) fn take(options: &mut Options, flags: &OpenFlags) -> Result<Unlocking> {
     let mut options = options.take_group("encrypt");
     let format = options.take_text("format")?;
     let id = options.take_text("key-secret")?;
     if let Some(key) = options.keys().next() {
         return Err(invalid(format!("Parameter '{key}' is unexpected")));
     }
-    let passphrase = needed_passphrase(id, flags)?;
-    Ok(NodeEncryption { format, passphrase })
+    Ok(Unlocking::default()
+        .format(format)
+        .passphrase(needed_passphrase(id, flags)?)
+        .no_data(reads_no_data(flags)))
 }

@@ -174,9 +174,9 @@ pub(crate) async fn open(
     around: OpenContext,
 ) -> Result<Arc<dyn BlockDevice>> {
     let flags = &around.flags;
-    let encryption = encryption::take(&mut options, flags)?;
+    let unlocking = encryption::take(&mut options, flags)?;
     let mut open = take(&mut options, common)?;
-    (open.encryption_format, open.passphrase) = (encryption.format, encryption.passphrase);
+    (open.encryption_format, open.passphrase) = (unlocking.format, unlocking.passphrase);
     if let Some(messages) = messages_of(&around.place) {
         open.messages = messages;
     }

@@ -12,6 +12,8 @@ pub struct Facts {
     pub specific: Vec<(&'static str, Fact)>,
     /// It was left in disorder.
     pub is_dirty: bool,
+    /// What it holds cannot be read without a key.
+    pub is_encrypted: bool,
     /// Whether whole clusters can be written compressed.
     pub compression: CompressedWrites,
     /// Its dirty bitmaps, where it is only read.

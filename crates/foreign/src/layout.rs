@@ -14,6 +14,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use crate::facts::{BackingName, Facts};
+use vellum::luks::GuestEncryption;
 use vellum::{Error, ErrorKind, Result, Storage};
 
 /// Where a run of guest bytes is.
@@ -70,6 +71,11 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
     /// What is told of the image; asked once, when the device is made.
     fn facts(&self) -> Facts {
         Facts::default()
+    }
+
+    /// How what lies at a [`Place::Data`] is encrypted. Blocks of an encrypted image are whole sectors.
+    fn encryption(&self) -> &GuestEncryption {
+        &GuestEncryption::None
     }
 
     /// The virtual size in bytes.

@@ -20,7 +20,10 @@ const ALL: Fix = Fix {
 
 async fn open(format: &str, file: Arc<dyn Storage>, is_read: bool) -> Result<Arc<dyn BlockDevice>> {
     Ok(match format {
-        "qcow" => qcow::open(file, None, is_read).await?,
+        "qcow" => {
+            let options = qcow::OpenOptions::default().read_only(is_read);
+            qcow::open(file, None, options).await?
+        }
         "qed" => qed::open(file, None, is_read).await?,
         _ => parallels::open(file, is_read).await?,
     })

@@ -70,7 +70,11 @@ impl Format {
             Raw::open(base, RawOptions::default()).unwrap() as Arc<dyn BlockDevice>
         });
         match self {
-            Format::Qcow | Format::QcowOnBacking => qcow::open(file, backing, false).await.unwrap(),
+            Format::Qcow | Format::QcowOnBacking => {
+                qcow::open(file, backing, qcow::OpenOptions::default())
+                    .await
+                    .unwrap()
+            }
             Format::Qed | Format::QedOnBacking => qed::open(file, backing, false).await.unwrap(),
             Format::Parallels => parallels::open(file, false).await.unwrap(),
         }

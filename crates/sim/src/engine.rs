@@ -22,7 +22,7 @@ use crate::scenario::{Backing, DataFile, ImageOptions, WriteLog};
 pub struct Engine;
 
 /// What unlocks encrypted images.
-const PASSPHRASE: &str = "simulated";
+pub(crate) const PASSPHRASE: &str = "simulated";
 
 fn encryption() -> Encryption {
     Encryption::Luks {

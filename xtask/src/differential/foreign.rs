@@ -114,7 +114,7 @@ const FORMATS: &[Foreign] = &[
     },
     Foreign {
         name: "qcow",
-        options: &[],
+        options: &["", "encrypt.format=aes,encrypt.key-secret=s"],
         block_bits: &[12],
         backing: &["raw", "qcow", "qcow2"],
         compresses: true,
@@ -153,7 +153,7 @@ impl Foreign {
             lazy_refcounts: false,
             compression: "zlib",
             data_file: DataFile::Inside,
-            encrypted: false,
+            encrypted: options.contains("encrypt."),
             preallocation: "off",
             chain: Vec::new(),
             spots: vec![0],

@@ -58,7 +58,7 @@ pub struct Shape {
     pub compression: &'static str,
     /// Where data lives.
     pub data_file: DataFile,
-    /// Guest data is encrypted with LUKS.
+    /// Guest data is encrypted, with LUKS or as the format can.
     pub encrypted: bool,
     /// How much is allocated at once.
     pub preallocation: &'static str,
@@ -304,7 +304,7 @@ impl Shape {
     /// allocated already QEMU refuses.
     pub fn can_compress(&self) -> bool {
         if let Some((format, _)) = self.foreign {
-            return format.compresses;
+            return format.compresses && !self.encrypted;
         }
         self.data_file == DataFile::Inside && !self.encrypted && self.preallocation == "off"
     }

@@ -277,8 +277,10 @@ impl Description {
 
     /// Whether what it holds cannot be read without a key.
     pub fn is_encrypted(&self) -> bool {
-        let qcow2 = self.qcow2.as_ref();
-        self.luks.is_some() || qcow2.is_some_and(|info| info.encryption.is_some())
+        let (qcow2, foreign) = (self.qcow2.as_ref(), self.foreign.as_ref());
+        self.luks.is_some()
+            || qcow2.is_some_and(|info| info.encryption.is_some())
+            || foreign.is_some_and(|facts| facts.is_encrypted)
     }
 
     /// What the format alone knows, as QEMU's tree of members.

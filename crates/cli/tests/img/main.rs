@@ -10,6 +10,7 @@ mod commit;
 mod compare;
 mod convert;
 mod create;
+mod encrypted_qcow;
 mod foreign;
 mod info;
 mod luks;

@@ -29,6 +29,14 @@ fn qcow2(more: Value) -> Value {
     )
 }
 
+/// The same of a qcow image.
+fn qcow(more: Value) -> Value {
+    with(
+        json!({"driver": "qcow", "file": "f", "size": 67_108_864}),
+        more,
+    )
+}
+
 /// What creations say that never become a job.
 #[test]
 fn wrong_options_are_refused_alike() {
@@ -57,6 +65,8 @@ fn wrong_options_are_refused_alike() {
         qcow2(json!({"encrypt": {"format": "aes"}})),
         qcow2(json!({"encrypt": {"key-secret": "s"}})),
         qcow2(json!({"encrypt": {"format": "luks", "cipher-alg": "no"}})),
+        qcow(json!({"encrypt": {"format": "aes"}})),
+        qcow(json!({"encrypt": {"format": "qcow", "cipher-alg": "aes-128"}})),
     ];
     let mut script: Vec<Step> = wrong.into_iter().map(create).collect();
     script.extend([
@@ -95,6 +105,9 @@ fn creations_end_alike() {
         qcow2(json!({"extended-l2": true, "cluster-size": 4096})),
         qcow2(json!({"encrypt": {"format": "luks"}})),
         qcow2(json!({"encrypt": {"format": "qcow", "key-secret": "no"}})),
+        qcow(json!({"encrypt": {"format": "qcow"}})),
+        qcow(json!({"encrypt": {"format": "luks", "key-secret": "s"}})),
+        qcow(json!({"encrypt": {"format": "qcow", "key-secret": "no"}})),
         json!({"driver": "luks", "file": "f", "size": 512}),
         json!({"driver": "luks", "file": "f", "size": 512, "key-secret": "s", "cipher-alg": "3des"}),
     ];
@@ -150,6 +163,7 @@ fn provision(daemon: &mut Daemon) {
         ("data", 0),
         ("outside", 0),
         ("luks", 0),
+        ("qcow", 0),
         ("raw", 1000),
     ];
     for (name, size) in files {
@@ -177,12 +191,27 @@ fn provision(daemon: &mut Daemon) {
         "luks",
         json!({"driver": "luks", "file": "luks", "size": size, "key-secret": "s", "iter-time": 10}),
     );
+    job(
+        daemon,
+        "qcow",
+        json!({"driver": "qcow", "file": "qcow", "size": size,
+               "encrypt": {"format": "qcow", "key-secret": "s"}}),
+    );
+    let encrypted = json!({"driver": "qcow", "node-name": "old", "file": "qcow",
+                           "encrypt": {"format": "aes", "key-secret": "s"}});
+    daemon.must("blockdev-add", encrypted);
     let image = json!({"driver": "qcow2", "node-name": "image", "file": "plain"});
     daemon.must("blockdev-add", image);
     let nodes = daemon.must("query-named-block-nodes", json!({}));
     let nodes = nodes.as_array().expect("nodes");
     let image = nodes.iter().find(|node| node["node-name"] == "image");
     assert_eq!(image.expect("a node")["image"]["virtual-size"], size);
+    let old = nodes.iter().find(|node| node["node-name"] == "old");
+    let old = old.expect("a node");
+    assert_eq!(
+        [&old["encrypted"], &old["image"]["encrypted"]],
+        [true, true]
+    );
 }
 
 #[test]
@@ -201,7 +230,7 @@ fn new_images_are_those_of_the_real_daemon() {
         for name in ["new-plain", "new-outside"] {
             place.must("qemu-img", &["check", name]);
         }
-        ["new-plain", "new-outside", "new-luks"].map(|name| {
+        ["new-plain", "new-outside", "new-luks", "new-qcow"].map(|name| {
             let told = place.must("qemu-img", &["info", "--output=json", name]);
             let mut told: Value = serde_json::from_str(&told).expect("JSON");
             // Where bytes lie, and what salts and keys are, is no one's concern.

@@ -6,13 +6,14 @@
 
 use std::sync::Arc;
 
+use vellum::luks::CryptMethod;
 use vellum::{ErrorKind, Result, Storage};
 
 use super::qcow2::is_of_the_disk;
 use super::reference::Role;
 use super::{Audit, Checked, Level, MAX_TOLD, read};
 use crate::flags::OpenFlags;
-use crate::foreign::{self, CheckReport, ForeignFormat, Opening};
+use crate::foreign::{self, CheckReport, Facts, ForeignFormat, Opening};
 use crate::gate::FilePolicy;
 use crate::graph::OpenContext;
 use crate::open::Ancestry;
@@ -66,7 +67,11 @@ impl Audit<'_> {
             Some(Ok(found)) => found,
         };
         self.check_size(found.size_bytes);
-        if found.is_dirty {
+        if found.facts.is_encrypted {
+            // Of these formats qcow alone knows encryption, and no other way.
+            self.report.note_encryption(CryptMethod::Aes);
+        }
+        if found.facts.is_dirty {
             let message = "the image was not closed cleanly";
             self.report.warn("dirty", message);
         }
@@ -185,7 +190,7 @@ impl Audit<'_> {
 /// What is found by opening an image.
 struct Found {
     size_bytes: u64,
-    is_dirty: bool,
+    facts: Arc<Facts>,
     /// `None`: the format has nothing that could be checked.
     checked: Option<CheckReport>,
 }
@@ -210,11 +215,11 @@ async fn examine(format: &'static ForeignFormat, storage: Arc<dyn Storage>) -> R
     };
     let device = (format.open)(opening).await?;
     let size_bytes = device.size_bytes();
-    let is_dirty = foreign::facts(&*device).is_some_and(|facts| facts.is_dirty);
+    let facts = foreign::facts(&*device).unwrap_or_default();
     drop(device);
     Ok(Found {
         size_bytes,
-        is_dirty,
+        facts,
         checked: foreign::check_alone(format, &storage).await?,
     })
 }

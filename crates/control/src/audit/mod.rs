@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use vellum::luks::CryptMethod;
 use vellum::{Buffer, Buffers, Result, Storage};
 
 mod foreign;
@@ -210,6 +211,17 @@ impl Report {
 
     fn note(&mut self, code: &'static str, message: impl Into<String>) {
         self.add(Level::Note, code, message);
+    }
+
+    /// Says that an image is encrypted, if it is.
+    fn note_encryption(&mut self, method: CryptMethod) {
+        if method != CryptMethod::None {
+            let message = "the guest's data is encrypted: what it is cannot be looked at";
+            self.note("encrypted", message);
+        }
+        if method == CryptMethod::Aes {
+            self.warn("weak-encryption", "AES-CBC encryption protects nothing");
+        }
     }
 }
 

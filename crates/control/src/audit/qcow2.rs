@@ -144,15 +144,7 @@ impl Audit<'_> {
         if !header.unknown_header_tail.is_empty() {
             report.note("unknown-header", "the header has fields that are not known");
         }
-        if header.crypt_method != CryptMethod::None {
-            report.note(
-                "encrypted",
-                "the guest's data is encrypted: what it is cannot be looked at",
-            );
-        }
-        if header.crypt_method == CryptMethod::Aes {
-            report.warn("weak-encryption", "AES-CBC encryption protects nothing");
-        }
+        report.note_encryption(header.crypt_method);
     }
 
     /// Snapshots, bitmaps, key slots; whether a check can be afforded.

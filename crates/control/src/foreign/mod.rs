@@ -93,6 +93,8 @@ pub(crate) enum QmpKind {
     Switch,
     Size,
     Choice(&'static [&'static str]),
+    /// The method's name, and what that needs beside in other settings of `encrypt.`.
+    Encryption,
 }
 
 const fn qmp(key: &'static str, setting: &'static str, kind: QmpKind) -> QmpOption {

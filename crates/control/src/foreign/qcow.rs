@@ -2,23 +2,25 @@
 
 use std::sync::Arc;
 
-use vellum::{BlockDevice, Error, ErrorKind, Result};
-use vellum_foreign::qcow::{self, CreateOptions};
+use vellum::{BlockDevice, Result};
+use vellum_foreign::qcow::{self, CreateOptions, OpenOptions};
 
 use super::{Creation, ForeignFormat, New, Opening, QmpKind};
-use crate::create_options::{
-    BACKING_FILE, CreateSettings, OptionDescription, OptionType, SIZE, option,
-};
+use crate::create_options::{BACKING_FILE, OptionDescription, OptionType, SIZE, option};
+use crate::encryption;
 
 pub(super) const FORMAT: ForeignFormat = ForeignFormat {
     name: "qcow",
     open: |opening| Box::pin(open(opening)),
     create: Some(Creation {
         options: OPTIONS,
-        validate,
+        validate: |settings| encryption::for_qcow(settings).map(drop),
         extents: super::no_extents,
         fill: |new| Box::pin(fill(new)),
-        qmp: &[super::qmp("backing-file", "backing_file", QmpKind::Text)],
+        qmp: &[
+            super::qmp("backing-file", "backing_file", QmpKind::Text),
+            super::qmp("encrypt", "encrypt.format", QmpKind::Encryption),
+        ],
     }),
     check: None,
     repairs: false,
@@ -56,23 +58,20 @@ const OPTIONS: &[OptionDescription] = &[
     ),
 ];
 
-fn validate(settings: &CreateSettings) -> Result<()> {
-    if settings.bool("encryption") || settings.text("encrypt.format").is_some() {
-        let message = "encrypted qcow images are not made: use qcow2 with encrypt.format=luks";
-        return Err(Error::new(ErrorKind::Unsupported, "create", message));
-    }
-    Ok(())
-}
-
 async fn fill(new: New<'_>) -> Result<()> {
     let options = CreateOptions::default()
         .size_bytes(new.size_bytes())
-        .backing_file(new.settings.text("backing_file").map(str::to_owned));
+        .backing_file(new.settings.text("backing_file").map(str::to_owned))
+        .is_encrypted(encryption::for_qcow(new.settings)?);
     qcow::create(new.file, &options).await
 }
 
 async fn open(mut opening: Opening) -> Result<Arc<dyn BlockDevice>> {
+    let unlocking = encryption::take(&mut opening.options, &opening.around.flags)?;
     let facts = qcow::facts(&opening.file).await?;
     let backing = opening.backing(facts.backing).await?;
-    Ok(qcow::open(opening.file.clone(), backing, opening.read_only()).await?)
+    let options = OpenOptions::default()
+        .read_only(opening.read_only())
+        .unlocking(unlocking);
+    Ok(qcow::open(opening.file, backing, options).await?)
 }

@@ -11,6 +11,8 @@
 //! - An entry that was linked reaches the disk after a barrier that makes durable the bytes it
 //!   leads to (rule 1). Host space that a mapping has left is not used again before the image is opened
 //!   anew, so reads need no protection from those who free it (rule 5).
+//! - What lies at a place of data is read and written by [`Core::request`] alone, which decrypts and encrypts it
+//!   where the image is encrypted.
 //! - Changes of one block take turns (rule 9); those of others run side by side.
 //! - After a failed write of tables reads go on, and changes fail with the first reason (rule 11).
 

@@ -8,6 +8,7 @@ use vellum_io::finish_all;
 use vellum_storage::Event;
 
 use super::Core;
+use super::plan::Spot;
 use crate::layout::{Layout, Place, Run};
 
 /// Runs of one request that are read side by side.
@@ -82,18 +83,20 @@ pub(super) fn read<L: Layout>(
     if core.listener.is_none()
         && let Ok(Some(run)) = core.layout.lookup(offset_bytes, len_bytes)
         && run.len_bytes == len_bytes
-        && let Place::Data { file, offset_bytes } = run.place
-        && let Some(file) = core.layout.files().get(file)
+        && let Some(spot) = Spot::of(run.place, offset_bytes)
     {
-        return file
-            .read(offset_bytes, Buffers::from_buf([buffer]))
-            .into_single();
+        return core.read_data(spot, buffer);
     }
     let core = core.clone();
     Io::start(async move { core.read(offset_bytes, buffer).await })
 }
 
 impl<L: Layout> Core<L> {
+    fn read_data(&self, spot: Spot, buffer: Buffer) -> Io<Buffer> {
+        let read = self.request(spot, |file, at| file.read(at, Buffers::from_buf([buffer])));
+        read.into_single()
+    }
+
     /// The run at an offset, whose table is loaded if need be.
     pub(super) async fn run_at(&self, offset_bytes: u64, len_bytes: u64) -> Result<Run> {
         // Who goes on block by block asks again and again: a lookup must not look at all that is left.
@@ -141,13 +144,15 @@ impl<L: Layout> Core<L> {
             Place::Absent => self.read_backing(offset_bytes, buffer).await,
             Place::Data {
                 file,
-                offset_bytes: host,
+                offset_bytes: host_bytes,
             } => {
                 self.tell(Event::ReadAio).await;
-                let file = self.file(file)?;
-                file.read(host, Buffers::from_buf([buffer]))
-                    .into_single()
-                    .await
+                let spot = Spot {
+                    file,
+                    host_bytes,
+                    guest_bytes: offset_bytes,
+                };
+                self.read_data(spot, buffer).await
             }
             Place::Compressed => {
                 let block = self.block_at(offset_bytes);

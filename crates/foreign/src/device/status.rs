@@ -31,7 +31,8 @@ impl<L: Layout> Core<L> {
         let mut extent = Extent {
             len_bytes,
             kind: ExtentKind::Data,
-            host: Some(HostLocation {
+            // What is encrypted is not the guest's bytes.
+            host: (!self.layout.encryption().is_some()).then(|| HostLocation {
                 offset_bytes,
                 ..HostLocation::start_of(&**file)
             }),

@@ -7,7 +7,7 @@ use vellum::{Buffer, ErrorKind, RequestFlags, Result, Storage};
 use vellum_io::range_lock::Mode;
 
 use super::Core;
-use super::plan::{Owner, Plan};
+use super::plan::{Owner, Plan, Spot};
 use crate::layout::{Layout, NewBlock, Place};
 
 /// Blocks up to this size are written in one piece with what is around the guest's bytes.
@@ -68,34 +68,25 @@ impl<L: Layout> Core<L> {
         self.ranges.acquire(blocks, Mode::Exclusive).await
     }
 
-    /// The runs of a range that is data everywhere: length, file, offset there.
-    async fn all_data(&self, range: Range<u64>) -> Result<Option<Vec<(u64, usize, u64)>>> {
+    /// The runs of a range that is data everywhere, with their lengths in bytes.
+    async fn all_data(&self, range: Range<u64>) -> Result<Option<Vec<(Spot, u64)>>> {
         let mut runs = Vec::new();
         let mut at = range.start;
         while at < range.end {
             let run = self.run_at(at, range.end - at).await?;
-            let Place::Data { file, offset_bytes } = run.place else {
+            let Some(spot) = Spot::of(run.place, at) else {
                 return Ok(None);
             };
-            runs.push((run.len_bytes, file, offset_bytes));
+            runs.push((spot, run.len_bytes));
             at += run.len_bytes;
         }
         Ok(Some(runs))
     }
 
-    async fn write_in_place(
-        &self,
-        runs: Vec<(u64, usize, u64)>,
-        mut buffer: Buffer,
-    ) -> Result<Buffer> {
+    async fn write_in_place(&self, runs: Vec<(Spot, u64)>, mut buffer: Buffer) -> Result<Buffer> {
         let mut plan = Plan::default();
-        for (len_bytes, file, host) in runs {
-            plan.add(
-                file,
-                host,
-                buffer.split_to(len_bytes as usize),
-                Owner::Guest,
-            );
+        for (spot, len_bytes) in runs {
+            plan.add(spot, buffer.split_to(len_bytes as usize), Owner::Guest);
         }
         self.carry_out(plan).await
     }
@@ -131,11 +122,11 @@ impl<L: Layout> Core<L> {
         let mut at = offset_bytes;
         while at < end {
             let run = self.run_at(at, end - at).await?;
-            if let Place::Data { file, offset_bytes } = run.place
+            if let Some(spot) = Spot::of(run.place, at)
                 && let Some(data_end) = self.whole_blocks(at, at + run.len_bytes, end)
             {
                 let piece = buffer.split_to((data_end - at) as usize);
-                plan.add(file, offset_bytes, piece, Owner::Guest);
+                plan.add(spot, piece, Owner::Guest);
                 at = data_end;
                 continue;
             }
@@ -168,44 +159,38 @@ impl<L: Layout> Core<L> {
         let new = self.layout.allocate(block.start).await;
         let new = new.inspect_err(|error| self.note_failed_barrier(error))?;
         plan.links.push((block.start, new));
-        let host = |guest: u64| new.offset_bytes + (guest - block.start);
-        let host_end = new.offset_bytes + block_bytes;
+        let spot = |guest: u64| Spot::in_new(&new, block.start, guest);
+        let beyond_bytes = block_bytes - (block.end - block.start);
         let most = if has_old {
             ONE_COPY_BYTES
         } else {
             ONE_PIECE_BYTES
         };
         if block_bytes <= most {
-            plan.add(
-                new.file,
-                host(block.start),
-                self.content(head, has_old).await?,
-                Owner::Around,
-            );
-            plan.add(new.file, host(at), piece, Owner::Guest);
-            plan.add(
-                new.file,
-                host(piece_end),
-                self.content(tail, has_old).await?,
-                Owner::Around,
-            );
-            let beyond = Buffer::zeroed((host_end - host(block.end)) as usize);
-            plan.add(new.file, host(block.end), beyond, Owner::Around);
+            let before = self.content(head, has_old).await?;
+            let after = self.content(tail, has_old).await?;
+            plan.add(spot(block.start), before, Owner::Around);
+            plan.add(spot(at), piece, Owner::Guest);
+            plan.add(spot(piece_end), after, Owner::Around);
+            let zeroes = Buffer::zeroed(beyond_bytes as usize);
+            plan.add(spot(block.end), zeroes, Owner::Around);
             return Ok(());
         }
-        plan.add(new.file, host(at), piece, Owner::Guest);
+        plan.add(spot(at), piece, Owner::Guest);
         if has_old {
-            plan.copy(new.file, host(block.start), head);
-            plan.copy(new.file, host(piece_end), tail);
-            plan.zero(new.file, host(block.end), host_end - host(block.end));
-        } else {
-            plan_zeroes(
-                plan,
-                &new,
-                host(block.start)..host(at),
-                host(piece_end)..host_end,
-            );
+            plan.copy(spot(block.start), at - block.start);
+            plan.copy(spot(piece_end), block.end - piece_end);
+            plan.zero(spot(block.end), beyond_bytes);
+            return Ok(());
         }
+        let before_bytes = at - block.start;
+        let after_bytes = block.end - piece_end + beyond_bytes;
+        plan_zeroes(
+            plan,
+            &new,
+            (spot(block.start), before_bytes),
+            (spot(piece_end), after_bytes),
+        );
         Ok(())
     }
 
@@ -276,13 +261,18 @@ impl<L: Layout> Core<L> {
 }
 
 /// Zeroes around a piece: where the file has none by itself, or just so that it ends where the block does.
-fn plan_zeroes(plan: &mut Plan, new: &NewBlock, before: Range<u64>, after: Range<u64>) {
+fn plan_zeroes(plan: &mut Plan, new: &NewBlock, before: (Spot, u64), after: (Spot, u64)) {
+    let (after_spot, after_bytes) = after;
     if !new.reads_as_zeroes {
-        plan.zero(new.file, before.start, before.end - before.start);
-        plan.zero(new.file, after.start, after.end - after.start);
+        plan.zero(before.0, before.1);
+        plan.zero(after_spot, after_bytes);
         return;
     }
-    let last_bytes = LAST_BYTES.min(after.end - after.start);
+    let last_bytes = LAST_BYTES.min(after_bytes);
     let zeroes = Buffer::zeroed(last_bytes as usize);
-    plan.add(new.file, after.end - last_bytes, zeroes, Owner::Around);
+    plan.add(
+        after_spot.plus(after_bytes - last_bytes),
+        zeroes,
+        Owner::Around,
+    );
 }

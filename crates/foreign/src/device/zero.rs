@@ -7,6 +7,7 @@ use vellum_io::range_lock::Mode;
 use vellum_storage::ZeroFlags;
 
 use super::Core;
+use super::plan::Spot;
 use crate::layout::{Layout, Place};
 
 /// Zeroes that have to be written out are written in pieces of this size.
@@ -108,17 +109,20 @@ impl<L: Layout> Core<L> {
             place if self.is_zero(place) => Ok(len_bytes),
             Place::Data {
                 file,
-                offset_bytes: host,
+                offset_bytes: host_bytes,
             } => {
                 let flags = ZeroFlags {
                     may_unmap: request.may_unmap,
                     no_fallback: request.no_fallback,
                     fua: false,
                 };
-                self.file(file)?
-                    .write_zeroes(host, len_bytes, flags)
-                    .await?;
-                Ok(len_bytes)
+                let spot = Spot {
+                    file,
+                    host_bytes,
+                    guest_bytes: offset_bytes,
+                };
+                let zeroed = self.request(spot, |file, at| file.write_zeroes(at, len_bytes, flags));
+                zeroed.await.map(|()| len_bytes)
             }
             Place::Zero | Place::Absent | Place::Compressed => {
                 if request.no_fallback {

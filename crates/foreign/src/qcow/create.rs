@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use vellum::luks::CryptMethod;
 use vellum::{Error, ErrorKind, Result, Storage};
 use vellum_storage::ZeroFlags;
 
@@ -16,6 +17,10 @@ vellum_io::with_setters! {
         pub size_bytes: u64,
         /// The name of a backing file. With one, clusters are a sector, so that nothing is copied.
         pub backing_file: Option<String>,
+        /// The guest's data is encrypted, with AES-CBC, of which the passphrase is the key: see
+        /// [`open`](super::open). Only for programs that know nothing else, since whoever sees two states
+        /// of an image, or can guess what is in it, learns a lot.
+        pub is_encrypted: bool,
     }
 }
 
@@ -44,6 +49,10 @@ pub async fn create(file: &Arc<dyn Storage>, options: &CreateOptions) -> Result<
         size_bytes,
         cluster_bits,
         l2_bits,
+        crypt_method: match options.is_encrypted {
+            true => CryptMethod::Aes,
+            false => CryptMethod::None,
+        },
         l1_offset_bytes: (HEADER_BYTES + name.len()).next_multiple_of(8) as u64,
     };
     let mut bytes = header.encode();

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use vellum::luks::GuestEncryption;
 use vellum::{Error, ErrorKind, Result, Storage};
 
 use super::Header;
@@ -21,6 +22,7 @@ pub struct QcowLayout {
     files: [Arc<dyn Storage>; 1],
     header: Header,
     facts: Facts,
+    encryption: GuestEncryption,
     tables: TwoLevel,
 }
 
@@ -33,6 +35,7 @@ impl QcowLayout {
         file: Arc<dyn Storage>,
         header: Header,
         facts: Facts,
+        encryption: GuestEncryption,
         end_bytes: u64,
     ) -> QcowLayout {
         let shape = Shape {
@@ -50,6 +53,7 @@ impl QcowLayout {
             files: [file],
             header,
             facts,
+            encryption,
         }
     }
 }
@@ -67,6 +71,10 @@ impl Layout for QcowLayout {
 
     fn facts(&self) -> Facts {
         self.facts.clone()
+    }
+
+    fn encryption(&self) -> &GuestEncryption {
+        &self.encryption
     }
 
     fn size_bytes(&self) -> u64 {
@@ -105,8 +113,9 @@ impl Layout for QcowLayout {
         Ok(NewBlock {
             file: 0,
             offset_bytes: host,
-            // It lies behind all that the file ever had.
-            reads_as_zeroes: self.files[0].capabilities().has_zero_init,
+            // It lies behind all that the file ever had. Zeroes that are decrypted are none.
+            reads_as_zeroes: self.files[0].capabilities().has_zero_init
+                && !self.encryption.is_some(),
         })
     }
 
@@ -119,6 +128,12 @@ impl Layout for QcowLayout {
     }
 
     async fn write_compressed(&self, offset_bytes: u64, content: &[u8]) -> Result<Option<bool>> {
+        if self.encryption.is_some() {
+            // They would be stored as they are, for everybody to read.
+            let message = "encrypted images have no compressed clusters";
+            let error = Error::new(ErrorKind::Unsupported, "write compressed", message);
+            return Err(error.target(self.files[0].name()));
+        }
         let mut content = content.to_vec();
         content.resize(self.header.cluster_bytes() as usize, 0);
         let Some(compressed) = deflate(&content, WINDOW_BITS) else {

@@ -7,7 +7,8 @@
 //! What a power cut leaves: space at the end of the file that nothing leads to. Entries are written after
 //! what they lead to is durable. There is no flag, no check and nothing to mend.
 //!
-//! Encrypted images are refused.
+//! The guest's data may be encrypted: each sector of a cluster by its guest offset, with AES-CBC. Tables are not,
+//! and neither are compressed clusters, which QEMU writes to such images and which are only read here.
 
 mod create;
 mod header;
@@ -15,6 +16,7 @@ mod layout;
 
 use std::sync::Arc;
 
+use vellum::luks::{CryptMethod, GuestEncryption, Unlocking};
 use vellum::{BlockDevice, Result, Storage};
 
 pub use create::{CreateOptions, create};
@@ -47,36 +49,58 @@ async fn read(file: &Arc<dyn Storage>) -> Result<(Header, Option<String>)> {
 /// # Errors
 /// As [`open`].
 pub async fn facts(file: &Arc<dyn Storage>) -> Result<Facts> {
-    let (_, name) = read(file)
+    let (header, name) = read(file)
         .await
         .map_err(|error| error.target(file.name()))?;
-    Ok(layout_facts(name))
+    Ok(layout_facts(&header, name))
 }
 
-fn layout_facts(name: Option<String>) -> Facts {
+fn layout_facts(header: &Header, name: Option<String>) -> Facts {
     let backing = name.map(|name| BackingName { name, format: None });
+    let is_encrypted = header.crypt_method != CryptMethod::None;
     Facts {
         backing,
-        compression: CompressedWrites::Also,
+        is_encrypted,
+        compression: match is_encrypted {
+            true => CompressedWrites::No,
+            false => CompressedWrites::Also,
+        },
         ..Facts::default()
+    }
+}
+
+vellum_io::with_setters! {
+    /// How an image is opened.
+    #[derive(Debug, Clone, Default)]
+    #[non_exhaustive]
+    pub struct OpenOptions {
+        /// Nothing is changed.
+        pub read_only: bool,
+        /// What is said of its encryption.
+        pub unlocking: Unlocking,
     }
 }
 
 /// Opens an image.
 ///
 /// # Errors
-/// [`vellum::ErrorKind::InvalidImage`] for what is no such image, [`vellum::ErrorKind::Unsupported`] for an
-/// encrypted one; else what the storage says.
+/// [`vellum::ErrorKind::InvalidImage`] for what is no such image, [`vellum::ErrorKind::InvalidArgument`] for an
+/// encrypted one without a passphrase; else what the storage says. A wrong passphrase is not noticed.
 pub async fn open(
     file: Arc<dyn Storage>,
     backing: Option<Arc<dyn BlockDevice>>,
-    read_only: bool,
+    options: OpenOptions,
 ) -> Result<Arc<MappedDevice<QcowLayout>>> {
-    let (header, name) = read(&file)
-        .await
-        .map_err(|error| error.target(file.name()))?;
+    let named = |error: vellum::Error| error.target(file.name());
+    let (header, name) = read(&file).await.map_err(named)?;
+    let passphrase = options.unlocking.needed_passphrase(header.crypt_method);
+    let encryption = match passphrase.map_err(named)? {
+        Some(passphrase) => GuestEncryption::legacy_aes(file.clone(), passphrase)?,
+        None => GuestEncryption::without_key(header.crypt_method),
+    };
+    let facts = layout_facts(&header, name);
     let end_bytes = file.len_bytes()?;
-    let layout = QcowLayout::new(file, header, layout_facts(name), end_bytes);
+    let layout = QcowLayout::new(file, header, facts, encryption, end_bytes);
     debug_assert!(layout.block_bytes() >= 512);
-    Ok(MappedDevice::new(layout, backing, read_only))
+    Ok(MappedDevice::new(layout, backing, options.read_only))
 }

@@ -56,9 +56,8 @@ pub(super) fn facts(
             ("create-type", Fact::Text(create_type(descriptor, extents))),
             ("extents", Fact::List(list.collect())),
         ],
-        is_dirty: false,
         compression: compression(extents),
-        bitmaps: Vec::new(),
+        ..Facts::default()
     }
 }
 

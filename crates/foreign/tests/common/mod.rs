@@ -144,19 +144,18 @@ impl Model {
 
 /// Compares an image with bytes by what qemu-img makes of it.
 pub fn compare_with_qemu(place: &Place, format: &str, image: &str, bytes: &[u8]) {
+    compare_by_words(place, &["-f", format, &place.text(image)], bytes);
+}
+
+/// Compares an image, which is named by several words, with bytes by what qemu-img makes of it.
+pub fn compare_by_words(place: &Place, image: &[&str], bytes: &[u8]) {
     let raw = place.text("by-qemu.raw");
-    let arguments = [
-        "convert",
-        "-f",
-        format,
-        "-O",
-        "raw",
-        &place.text(image),
-        &raw,
-    ];
-    qemu("qemu-img", &arguments);
+    qemu(
+        "qemu-img",
+        &[&["convert", "-O", "raw"], image, &[&raw]].concat(),
+    );
     let read = std::fs::read(&raw).expect("what it made");
-    assert!(read == bytes, "{image}: qemu-img reads something else");
+    assert!(read == bytes, "{image:?}: qemu-img reads something else");
 }
 
 pub fn run<T>(future: impl Future<Output = T>) -> T {

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use vellum::luks::Unlocking;
 use vellum::{BlockDevice, Result, Storage};
 use vellum_foreign::{BackingName, CheckReport, Fix, parallels, qcow, qed, vdi, vhdx, vmdk, vpc};
 
 use super::ForeignFormat;
+use crate::engine::PASSPHRASE;
 use crate::image_engine::Files;
 use crate::scenario::{Backing, ImageOptions};
 
@@ -27,6 +29,7 @@ const PARALLELS: ForeignFormat = ForeignFormat {
     name: "parallels",
     block_bits: &[12, 16, 20],
     has_backing: false,
+    encrypts: false,
     on_devices: false,
     create: |file, image| {
         let options = parallels::CreateOptions::default()
@@ -49,16 +52,21 @@ const QCOW: ForeignFormat = ForeignFormat {
     name: "qcow",
     block_bits: &[9, 12],
     has_backing: true,
+    encrypts: true,
     on_devices: false,
     create: |file, image| {
         let options = qcow::CreateOptions::default()
             .size_bytes(image.size_bytes)
-            .backing_file(backing_name(&image));
+            .backing_file(backing_name(&image))
+            .is_encrypted(image.encrypted);
         Box::pin(async move { qcow::create(&file, &options).await })
     },
     open: |files| {
         Box::pin(async move {
-            let device = qcow::open(files.image, files.backing, false).await?;
+            // The others need none, and do not look at it.
+            let unlocking = Unlocking::default().passphrase(Some(PASSPHRASE.into()));
+            let options = qcow::OpenOptions::default().unlocking(unlocking);
+            let device = qcow::open(files.image, files.backing, options).await?;
             Ok(device as Arc<dyn BlockDevice>)
         })
     },
@@ -70,6 +78,7 @@ const QED: ForeignFormat = ForeignFormat {
     name: "qed",
     block_bits: &[12, 13, 16],
     has_backing: true,
+    encrypts: false,
     on_devices: false,
     create: |file, image| {
         let backing = backing_name(&image).map(|name| BackingName {
@@ -97,6 +106,7 @@ const VDI: ForeignFormat = ForeignFormat {
     name: "vdi",
     block_bits: &[20],
     has_backing: false,
+    encrypts: false,
     on_devices: true,
     create: |file, image| {
         let options = vdi::CreateOptions::default()
@@ -118,6 +128,7 @@ const VHDX: ForeignFormat = ForeignFormat {
     name: "vhdx",
     block_bits: &[20],
     has_backing: false,
+    encrypts: false,
     on_devices: false,
     create: |file, image| {
         let options = vhdx::CreateOptions::default()
@@ -141,6 +152,7 @@ const VMDK: ForeignFormat = ForeignFormat {
     name: "vmdk",
     block_bits: &[16],
     has_backing: true,
+    encrypts: false,
     on_devices: false,
     create: |file, image| {
         let options = vmdk::CreateOptions::default()
@@ -175,6 +187,7 @@ const VPC: ForeignFormat = ForeignFormat {
     name: "vpc",
     block_bits: &[21],
     has_backing: false,
+    encrypts: false,
     on_devices: false,
     create: |file, image| {
         let subformat = match image.size_bytes % 7 == 0 {

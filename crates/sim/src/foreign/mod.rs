@@ -32,6 +32,8 @@ pub struct ForeignFormat {
     pub block_bits: &'static [u32],
     /// Images may have a backing file.
     pub has_backing: bool,
+    /// Images may be encrypted.
+    pub encrypts: bool,
     /// Whether images live on devices, which do not grow and are not zero before.
     pub on_devices: bool,
     pub(crate) create: fn(Arc<dyn Storage>, ImageOptions) -> Pending<()>,
@@ -78,6 +80,7 @@ impl ForeignFormat {
         ImageOptions {
             requests_only: true,
             backing,
+            encrypted: self.encrypts && rng.chance(1, 3),
             tiny_cache: rng.chance(1, 2),
             traits: SimFileOptions {
                 can_punch: rng.chance(3, 4),

@@ -200,9 +200,7 @@ fn take_qcow2(options: Arguments) -> Result<(Made, CreateSettings), Failure> {
     taker.switch("lazy-refcounts", "lazy_refcounts")?;
     taker.size("refcount-bits", "refcount_bits")?;
     taker.choice("compression-type", "compression_type", &["zlib", "zstd"])?;
-    if let Some(encrypt) = taker.options.object("encrypt")? {
-        taker = take_encryption(taker, encrypt)?;
-    }
+    taker = take_encryption(taker, "encrypt")?;
     taker.options.finish()?;
     Ok((Made::Qcow2(place, data), taker.settings))
 }
@@ -223,6 +221,7 @@ fn take_foreign(
             QmpKind::Switch => taker.switch(option.key, option.setting)?,
             QmpKind::Size => taker.size(option.key, option.setting)?,
             QmpKind::Choice(known) => taker.choice(option.key, option.setting, known)?,
+            QmpKind::Encryption => taker = take_encryption(taker, option.key)?,
         }
     }
     let mut extents = Vec::new();
@@ -237,7 +236,10 @@ fn take_foreign(
     Ok((Made::Foreign(place, extents, creation), taker.settings))
 }
 
-fn take_encryption(taker: Taker, encrypt: Arguments) -> Result<Taker, Failure> {
+fn take_encryption(mut taker: Taker, key: &str) -> Result<Taker, Failure> {
+    let Some(encrypt) = taker.options.object(key)? else {
+        return Ok(taker);
+    };
     let Taker { options, settings } = taker;
     let mut taker = Taker {
         options: encrypt,

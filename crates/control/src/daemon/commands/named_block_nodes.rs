@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use serde_json::Value;
+use vellum::luks::{AsLuks, CryptMethod};
 use vellum::qcow2::AsQcow2;
 use vellum_format::features::Incompatible;
 use vellum_io::lane;
@@ -12,6 +13,7 @@ use vellum_io::lane;
 use super::{Daemon, bitmaps};
 use crate::backing;
 use crate::filename;
+use crate::foreign;
 use crate::json;
 use crate::json_text::JsonText;
 use crate::nodes::{Inventory, NodeState, Wanted};
@@ -54,6 +56,15 @@ pub(super) async fn write(daemon: Rc<Daemon>, mut arguments: Arguments) -> Writt
     Ok(text.into_text())
 }
 
+/// Whether what a node holds cannot be read without a key.
+fn is_encrypted(node: &NodeState) -> bool {
+    node.device().is_some_and(|device| match device.as_qcow2() {
+        Some(image) => image.header().crypt_method != CryptMethod::None,
+        None if device.as_luks().is_some() => true,
+        None => foreign::facts(&**device).is_some_and(|facts| facts.is_encrypted),
+    })
+}
+
 /// All nodes, as of one moment.
 struct Listed<'a> {
     nodes: &'a Inventory,
@@ -70,10 +81,6 @@ impl<'a> Listed<'a> {
     }
 
     fn describe(&mut self, text: &mut JsonText, node: &NodeState, bitmaps: Vec<Value>) {
-        let encrypted = node.device().and_then(|device| {
-            let header = device.as_qcow2()?.header();
-            Some(header.crypt_method != Default::default())
-        });
         let depth = match self.is_flat {
             true => 0,
             false => self.nodes.layers(Some(node)).skip(1).count() as u64,
@@ -98,7 +105,7 @@ impl<'a> Listed<'a> {
             let bitmaps = json::compact(&Value::Array(bitmaps));
             text.key("dirty-bitmaps").raw(&bitmaps);
         }
-        text.key("encrypted").switch(encrypted.unwrap_or(false));
+        text.key("encrypted").switch(is_encrypted(node));
         text.number_of("bps", 0).number_of("bps_rd", 0);
         let cache = node.cache();
         text.key("cache").begin('{');
@@ -139,6 +146,9 @@ impl<'a> Listed<'a> {
         let info = node.device().map(|device| device.info());
         if let Some(bytes) = info.and_then(|info| info.cluster_size_bytes) {
             text.number_of("cluster-size", bytes);
+        }
+        if is_encrypted(node) {
+            text.key("encrypted").switch(true);
         }
         text.string_of("format", node.driver);
         if let Some(bytes) = self.allocated_bytes(node) {
