@@ -45,7 +45,7 @@ use crate::qcow2::options::{
 use crate::qcow2::read::layers::BackingChain;
 use crate::qcow2::seal::area::refuse_sealed;
 use crate::qcow2::seal::state::SealedReads;
-use crate::qcow2::seal::unseal::take_seal_off;
+use crate::qcow2::seal::unseal::{take_seal_off, unseal};
 use crate::qcow2::snapshot::views::SnapshotViews;
 use crate::qcow2::snapshot::{self, SnapshotSelector};
 use crate::qcow2::table_cache::readahead::Readahead;
@@ -211,7 +211,7 @@ async fn make_writable(
 ) -> Result<Header> {
     // Rule C3, durably and before anything else.
     let gives_up = matches!(options.checksums, Some(ChecksumOptions::GiveUp));
-    if gives_up && checksums::forget(file).await? {
+    if gives_up && (unseal(file).await? || checksums::forget(file).await?) {
         header = read_header(file).await?;
     }
     // Durably before anything else: a seal vouches for what nobody has changed since.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use vellum::gate::DenyAll;
 use vellum::luks::{FormatOptions, IterationTime, Passphrase};
+use vellum::qcow2::checksums::ChecksumOptions;
 use vellum::qcow2::create::{CreateOptions, Encryption, create};
 use vellum::qcow2::seal::{
     Difference, SealInfo, SealOptions, VerifyOptions, VerifyReads, VerifyReport,
@@ -76,6 +77,8 @@ pub struct Disk {
     pub kind: Kind,
     pub file: Arc<MemStorage>,
     pub data: Option<Arc<MemStorage>>,
+    /// Its checksums, if it is to have some.
+    pub sums: Option<Arc<MemStorage>>,
     below: Option<Vec<u8>>,
     /// What the guest sees.
     pub content: Vec<u8>,
@@ -116,6 +119,7 @@ impl Disk {
             kind,
             file,
             data,
+            sums: None,
             below,
             content: Vec::new(),
         };
@@ -170,6 +174,10 @@ impl Disk {
         let options = options
             .backing(below)
             .data_file(data)
+            .checksums(self.sums.clone().map(|storage| ChecksumOptions::Keep {
+                storage,
+                name: "disk.vsums".to_owned(),
+            }))
             .passphrase(encrypted.then(passphrase));
         Qcow2::open(self.file.clone(), Arc::new(DenyAll), options).await
     }

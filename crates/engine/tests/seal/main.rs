@@ -6,4 +6,5 @@ mod common;
 mod disk;
 mod flips;
 mod lifecycle;
+mod power_cuts;
 mod writers;

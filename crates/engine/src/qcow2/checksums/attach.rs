@@ -21,6 +21,7 @@ use crate::qcow2::header::load::{self, read_bytes};
 use crate::qcow2::header::rewrite::rewrite_header;
 use crate::qcow2::options::{OpenOptions, OpenPurpose};
 use crate::qcow2::random_id::random_bytes;
+use crate::qcow2::seal::unseal::take_seal_off;
 
 fn refuse(kind: ErrorKind, what: &str, message: impl Into<String>) -> Error {
     Error::new(kind, "open checksums", message).target(what.to_owned())
@@ -102,6 +103,8 @@ impl Attached {
         let (file, checksums) = (self.file(), &self.checksums);
         if let Some(extension) = extension {
             checksums.sums.open_again().await?;
+            // The new identity changes the header that a seal vouches for.
+            take_seal_off(&file).await?;
             rename(&file, &checksums.sums, extension).await?;
             // A copy that is made now holds what this image does.
             checksums.has_changed.store(false, Ordering::Relaxed);
@@ -303,6 +306,8 @@ async fn make(
         return Err(refuse(ErrorKind::InvalidArgument, storage.name(), message));
     }
     let id = LogId(random_bytes(storage)?);
+    // A seal vouches for the header as it is.
+    take_seal_off(file).await?;
     // In this order: what a crash leaves in between is a file that this image may take, and sums
     // that do not count.
     sums.clear().await?;

@@ -42,7 +42,8 @@ pub async fn are_checksums_of(sums: &Arc<dyn Storage>, header: &Header) -> Resul
 }
 
 /// Takes the checksums off the image in `file`, durably, and says whether it had some: for who
-/// is going to change the file past them (rule C3).
+/// is going to change the file past them (rule C3). A seal, which vouches for the header with its
+/// checksums, goes with them.
 ///
 /// # Errors
 /// If the header cannot be read or written.
@@ -54,7 +55,8 @@ pub async fn forget(file: &Arc<dyn Storage>) -> Result<bool> {
     }
     // One sector, and nothing else of the block: a crash leaves it with its sum, or without the bit.
     // The name stays, and says which file may be taken again.
-    let bits = header.autoclear.without(Autoclear::CHECKSUMS).bits();
+    let gone = Autoclear::CHECKSUMS | Autoclear::SEALED;
+    let bits = header.autoclear.without(gone).bits();
     let bits = Buffers::from_iter([Buffer::copy_of(&bits.to_be_bytes())]);
     let at = field::AUTOCLEAR_FEATURES as u64;
     file.write(at, bits, WriteFlags::default()).await?;

@@ -19,12 +19,12 @@ use crate::qcow2::header::rewrite::rewrite_header;
 /// # Errors
 /// If the header cannot be read or written; the image is sealed or unsealed then.
 pub async fn unseal(file: &Arc<dyn Storage>) -> Result<bool> {
-    if !is_sealed(&load::header(file, Purpose::Use).await?) {
+    let Some(sealed) = Sealing::read(file).await? else {
         return Ok(false);
-    }
-    // Rule C3: what follows goes past them.
+    };
+    // Rule C3: what follows goes past them. The seal ends to count with the same write.
     forget_checksums(file).await?;
-    take_seal_off(file).await
+    sealed.take_off(file).await
 }
 
 /// As [`unseal`], of a file that keeps its checksums. The header stops vouching for it durably before anything else happens; its space is
@@ -33,22 +33,38 @@ pub async fn unseal(file: &Arc<dyn Storage>) -> Result<bool> {
 /// # Errors
 /// If the header cannot be read or written; the image is sealed or unsealed then.
 pub(crate) async fn take_seal_off(file: &Arc<dyn Storage>) -> Result<bool> {
-    let header = load::header(file, Purpose::Use).await?;
-    if !is_sealed(&header) {
-        return Ok(false);
+    match Sealing::read(file).await? {
+        Some(sealed) => sealed.take_off(file).await,
+        None => Ok(false),
     }
-    // Before it is gone: where a damaged header leads to is not cut off.
-    let sealed = Sealed::read(file, &header).await.ok();
-    rewrite_header(file, |header| {
-        header.remove_extension(kind::SEAL);
-        header.autoclear = header.autoclear.without(Autoclear::SEALED);
-        Ok(())
-    })
-    .await?;
-    if let Some(sealed) = sealed {
-        cut_off(file, &sealed).await?;
+}
+
+/// What a sealed image's header leads to, if a seal can be read there: where a damaged header leads to
+/// is not cut off.
+struct Sealing(Option<Sealed>);
+
+impl Sealing {
+    /// Reads it before it is gone; `None` where the image is not sealed.
+    async fn read(file: &Arc<dyn Storage>) -> Result<Option<Sealing>> {
+        let header = load::header(file, Purpose::Use).await?;
+        match is_sealed(&header) {
+            true => Ok(Some(Sealing(Sealed::read(file, &header).await.ok()))),
+            false => Ok(None),
+        }
     }
-    Ok(true)
+
+    async fn take_off(self, file: &Arc<dyn Storage>) -> Result<bool> {
+        rewrite_header(file, |header| {
+            header.remove_extension(kind::SEAL);
+            header.autoclear = header.autoclear.without(Autoclear::SEALED);
+            Ok(())
+        })
+        .await?;
+        if let Some(sealed) = self.0 {
+            cut_off(file, &sealed).await?;
+        }
+        Ok(true)
+    }
 }
 
 /// Ends the file where the seal began, if it ends with the seal.
