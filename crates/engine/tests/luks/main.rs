@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod legacy;
+mod write_log;
 
 use std::sync::Arc;
 

@@ -88,17 +88,31 @@ fn refused(error: &FormatError) -> Error {
 /// A header of version 3 names the features that are known, where there is room.
 pub(crate) fn refresh_feature_names(header: &mut Header) {
     let has_room = header.geometry().cluster_size_bytes() >= LEAST_CLUSTER_FOR_NAMES_BYTES;
-    match header.version >= 3 && has_room {
-        true => header.set_extension(Extension::FeatureNames(feature_names(header))),
-        false => header.remove_extension(kind::FEATURE_NAMES),
+    header.remove_extension(kind::FEATURE_NAMES);
+    if header.version < 3 || !has_room {
+        return;
     }
+    let names = Extension::FeatureNames(feature_names(header));
+    // Where it finds a feature that it does not know, QEMU looks for the names as if the image were not
+    // encrypted, and stops at the place of the LUKS header.
+    let is_luks = |extension: &Extension| extension.kind() == kind::CRYPTO_HEADER;
+    let luks_at = header.extensions.iter().position(is_luks);
+    match luks_at.filter(|_| has_write_log(header)) {
+        Some(at) => header.extensions.insert(at, names),
+        None => header.set_extension(names),
+    }
+}
+
+/// Whether the header has what leads to a write log, for which other programs refuse the image.
+fn has_write_log(header: &Header) -> bool {
+    let mut kinds = header.extensions.iter().map(Extension::kind);
+    kinds.any(|kind| kind == kind::WRITE_LOG)
 }
 
 /// QEMU's names, and those of what only Vellum knows where it is there.
 fn feature_names(header: &Header) -> Vec<FeatureName> {
     let mut names = default_feature_names();
-    let is_log = |extension: &Extension| extension.kind() == kind::WRITE_LOG;
-    if header.extensions.iter().any(is_log) {
+    if has_write_log(header) {
         // What other programs call the bit that they refuse the image for.
         let bit = Incompatible::WRITE_LOG.bits().trailing_zeros() as u8;
         let name = "Vellum's write log";

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 use vellum_format::HostOffset;
 use vellum_format::bitmap::BitmapsExtension;
+use vellum_format::crypto::{CryptMethod, EncryptionHeaderPointer};
 
 use super::*;
 
@@ -207,4 +208,47 @@ fn one_sector_is_one_write() {
         (stages[0].offset_bytes, stages[0].bytes.len()),
         (0, SECTOR_BYTES)
     );
+}
+
+/// Where it finds a feature that it does not know, QEMU reads no further than the place of the LUKS header.
+#[test]
+fn the_name_of_what_keeps_others_out_stands_before_the_luks_header() {
+    let mut header = header(Names {
+        version: 3,
+        backing: 7,
+        data_file: 0,
+        bitmaps: true,
+        unknown: 0,
+        mark: b'x',
+    });
+    header.crypt_method = CryptMethod::Luks;
+    header.set_extension(Extension::CryptoHeader(EncryptionHeaderPointer {
+        offset: HostOffset(6 << 16),
+        length_bytes: 2 << 20,
+    }));
+    let kinds = |header: &Header| {
+        header
+            .extensions
+            .iter()
+            .map(Extension::kind)
+            .collect::<Vec<_>>()
+    };
+    refresh_feature_names(&mut header);
+    let (format, luks, names, bitmaps) = (
+        kind::BACKING_FORMAT,
+        kind::CRYPTO_HEADER,
+        kind::FEATURE_NAMES,
+        kind::BITMAPS,
+    );
+    assert_eq!(kinds(&header), [format, luks, names, bitmaps]);
+    header.set_extension(Extension::Unknown {
+        kind: kind::WRITE_LOG,
+        data: vec![0; 24],
+    });
+    refresh_feature_names(&mut header);
+    let with_log = [format, names, luks, bitmaps, kind::WRITE_LOG];
+    assert_eq!(kinds(&header), with_log);
+    header.remove_extension(kind::WRITE_LOG);
+    refresh_feature_names(&mut header);
+    assert_eq!(kinds(&header), [format, luks, names, bitmaps]);
 }
