@@ -12,6 +12,8 @@ use super::SECTOR_BYTES;
 use super::change_keys;
 use super::read_header;
 use super::unlock;
+use vellum_io::spawn_to_completion;
+
 use crate::{
     BlockDevice, Buffer, DeviceInfo, DiskIdentity, Error, ErrorKind, Extent, Io, Raw, RawOptions,
     RequestFlags, Result, Storage, ZeroRequest, delegate,
@@ -44,7 +46,7 @@ pub struct LuksDevice {
     known: Option<Passphrase>,
     read_only: bool,
     /// Held by whoever changes key slots.
-    changing: async_lock::Mutex<()>,
+    changing: Arc<async_lock::Mutex<()>>,
     detached: bool,
 }
 
@@ -90,7 +92,7 @@ impl LuksDevice {
             place: place.clone(),
             known: options.passphrase.clone(),
             read_only,
-            changing: async_lock::Mutex::new(()),
+            changing: Arc::default(),
             file,
             header,
             detached,
@@ -121,23 +123,29 @@ impl LuksDevice {
     }
 
     /// Adds a passphrase, or takes some away, and returns the header as it is then.
-    /// Every passphrase that is to stay is there after a crash at any moment.
+    /// Every passphrase that is to stay is there after a crash at any moment. What was begun runs
+    /// to its end, whatever becomes of the future.
     ///
     /// # Errors
     /// As [`change_keys`], and [`ErrorKind::ReadOnly`] if the volume is not open for
     /// writing.
     pub async fn change_keys(&self, change: KeyChange) -> Result<LuksHeader> {
         let known = match &self.known {
-            Some(known) if !self.read_only => known,
+            Some(known) if !self.read_only => known.clone(),
             _ => {
                 let message = "the volume is not open for writing";
                 let error = Error::new(ErrorKind::ReadOnly, "amend", message);
                 return Err(error.target(self.file.name()));
             }
         };
-        let _one = self.changing.lock().await;
-        let header = read_header(&self.place, 0, self.detached).await?;
-        change_keys(&self.place, 0, header, known, change).await
+        let (place, detached) = (self.place.clone(), self.detached);
+        let changing = self.changing.clone();
+        spawn_to_completion(async move {
+            let _one = changing.lock().await;
+            let header = read_header(&place, 0, detached).await?;
+            change_keys(&place, 0, header, &known, change).await
+        })
+        .await
     }
 
     /// The volume's header as it was when the volume was opened.
@@ -147,7 +155,17 @@ impl LuksDevice {
 }
 
 impl BlockDevice for LuksDevice {
-    delegate!(plain: size_bytes, read, discard, flush, truncate, resize, close);
+    delegate!(plain: size_bytes, read, discard, flush, truncate, resize);
+
+    fn close(&self) -> Io<()> {
+        let (changing, plain) = (self.changing.clone(), self.plain.clone());
+        Io::boxed(async move {
+            // Rule 10: the file is given away.
+            let _last = changing.lock().await;
+            plain.close().await
+        })
+    }
+
     fn info(&self) -> DeviceInfo {
         DeviceInfo {
             format: "luks",

@@ -5,6 +5,7 @@
 //!   material, salt and iterations are durable before.
 //! - A slot is inactive on disk before its key material is overwritten.
 //! - A crash leaves every passphrase that was to stay, and the new one or not.
+//! - A change that was begun runs to its end (rule 10): what is erased is overwritten, too.
 
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ use vellum_format::luks::{
     SLOTS_OFFSET_BYTES, key_material_sectors,
 };
 use vellum_io::lane::compute;
+use vellum_io::spawn_to_completion;
 use vellum_storage::WriteFlags;
 
 use super::Passphrase;
@@ -72,6 +74,17 @@ fn refuse<T>(message: impl Into<String>) -> Result<T> {
 /// [`ErrorKind::InvalidArgument`] in QEMU's words for changes that cannot be, or that
 /// would lose all data; [`ErrorKind::Denied`] if a passphrase is wrong.
 pub async fn change_keys(
+    storage: &Arc<dyn Storage>,
+    at_bytes: u64,
+    header: LuksHeader,
+    known: &Passphrase,
+    change: KeyChange,
+) -> Result<LuksHeader> {
+    let (storage, known) = (storage.clone(), known.clone());
+    spawn_to_completion(async move { run(&storage, at_bytes, header, &known, change).await }).await
+}
+
+async fn run(
     storage: &Arc<dyn Storage>,
     at_bytes: u64,
     mut header: LuksHeader,

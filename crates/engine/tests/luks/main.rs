@@ -2,6 +2,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod dropped;
 mod legacy;
 mod write_log;
 

@@ -1,5 +1,7 @@
 //! Key slots of an image that is in use.
 
+use std::sync::Arc;
+
 use crate::luks::{GuestEncryption, KeyChange, LuksHeader, change_keys};
 use crate::qcow2::Qcow2;
 use crate::qcow2::amend;
@@ -30,17 +32,19 @@ impl Image {
 impl Qcow2 {
     /// Adds a passphrase to an image with LUKS encryption, or takes some away, and
     /// returns its LUKS header as it is then. Every passphrase that is to stay is
-    /// there after a crash at any moment.
+    /// there after a crash at any moment. What was begun runs to its end, whatever becomes of the future.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] in QEMU's words if the image is not encrypted with
     /// LUKS or the change cannot be made, [`ErrorKind::Denied`] for a wrong passphrase.
     pub async fn change_keys(&self, change: KeyChange) -> Result<LuksHeader> {
-        let image = &self.image;
         self.check_key_slots()?;
-        image.begin_change("amend").await?;
-        let _one = image.header.lock_for_writing().await;
-        image.change_keys(&image.header(), change).await
+        let change = |image: Arc<Image>| async move {
+            image.begin_change("amend").await?;
+            let _one = image.header.lock_for_writing().await;
+            image.change_keys(&image.header(), change).await
+        };
+        self.image.start_change(change).await
     }
 
     /// Whether the image has key slots to change.
