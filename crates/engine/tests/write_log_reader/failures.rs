@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vellum::gate::DenyAll;
-use vellum::qcow2::check::{CheckOptions, check};
+use vellum::qcow2::check::{CheckOptions, Fix, check, repair};
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, OpenOptions, Qcow2, WriteLogOptions, read_header};
 use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags, Storage};
@@ -55,6 +55,57 @@ fn a_log_inside_that_is_never_named_gives_its_clusters_back() {
             let report = report.expect("checked");
             assert_eq!((report.leaks, report.corruptions), (0, 0));
         }
+    });
+}
+
+/// Each write and flush fails while a log inside is taken into use: what was counted for it and not named is
+/// found by a check, and freed by a repair.
+#[test]
+fn a_log_inside_whose_header_is_not_written_leaves_nothing_that_a_repair_does_not_free() {
+    block_on(async {
+        let before = Arc::new(MemStorage::new());
+        let options = CreateOptions::default().size_bytes(1 << 20);
+        create(before.clone(), None, &options).await.expect("made");
+        let before = before.snapshot();
+        let options = || {
+            let log = WriteLogOptions::inside().len_bytes(WriteLogOptions::MIN_LEN_BYTES);
+            OpenOptions::default().write_log(Some(log))
+        };
+        let mut leaked = 0;
+        for (operation, times) in [
+            (Operation::Write, Times::Once),
+            (Operation::Write, Times::Always),
+            (Operation::Flush, Times::Once),
+        ] {
+            for pass in 0.. {
+                let file = memory(&before);
+                let failing = FaultStorage::new(file.clone());
+                failing.fail(Matching::operation(operation), pass, times, EIO);
+                let opened = Qcow2::open(failing.clone(), Arc::new(DenyAll), options()).await;
+                let Err(error) = opened else {
+                    break;
+                };
+                assert_eq!(error.errno(), EIO, "{error}");
+                let what = format!("{operation:?} {pass}, {times:?}");
+                let found = check(file.clone(), &CheckOptions::default()).await;
+                let found = found.expect("checked");
+                assert_eq!(found.corruptions, 0, "{what}: {found:?}");
+                leaked += found.leaks;
+                repair(file.clone(), Fix::Leaks, &CheckOptions::default())
+                    .await
+                    .expect("repaired");
+                let left = check(file.clone(), &CheckOptions::default()).await;
+                let left = left.expect("checked");
+                assert_eq!((left.leaks, left.corruptions), (0, 0), "{what}");
+                let end = (before.len() as u64).next_multiple_of(CLUSTER);
+                assert!(left.image_end_offset <= end, "{what}");
+                let image = Qcow2::open(file.clone(), Arc::new(DenyAll), options()).await;
+                image.expect("opened").close().await.expect("closed");
+                let left = check(file, &CheckOptions::default()).await;
+                assert_eq!(left.expect("checked").leaks, 0, "{what}");
+            }
+        }
+        assert!(leaked > 0, "no header was not written");
     });
 }
 
