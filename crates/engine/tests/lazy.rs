@@ -92,6 +92,38 @@ fn we_repair_what_we_left_dirty() {
     assert!(!text.contains("verification failed"), "{text}");
 }
 
+/// Counts that a crash has left for clusters behind the end of the file, which are not there: they go with the repair, and
+/// do not leak when the file grows.
+#[test]
+fn a_repair_counts_nothing_behind_the_end_of_the_file() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("image");
+    create(dir.path(), "lazy_refcounts=on,cluster_size=4k");
+    write(&path, None, 5, false);
+    let mut bytes = std::fs::read(&path).expect("an image");
+    let be64 = |at: u64| {
+        let at = at as usize;
+        u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+    };
+    let (table, clusters) = (be64(48), bytes.len() / 4096);
+    let behind = be64(table) as usize + 2 * (clusters + 40);
+    for count in bytes[behind..behind + 6].chunks_mut(2) {
+        count.copy_from_slice(&1u16.to_be_bytes());
+    }
+    std::fs::write(&path, &bytes).expect("an image");
+    lane::block_on(async {
+        let storage = open(&path, Create::No);
+        let image = Qcow2::open(storage, Arc::new(DenyAll), OpenOptions::default());
+        let image = image.await.expect("opened");
+        let bytes = Buffer::zeroed(3 << 20);
+        let written = image.write(8 << 20, bytes, RequestFlags::default());
+        drop(written.await.expect("written"));
+        image.close().await.expect("closed");
+    });
+    let verdict = qemu_verdict(&path);
+    assert_eq!((verdict.exit_code, verdict.messages), (0, vec![]));
+}
+
 #[test]
 fn the_option_switches_lazy_refcounts_off() {
     let dir = tempfile::tempdir().expect("a temporary directory");

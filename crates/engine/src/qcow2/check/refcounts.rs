@@ -180,6 +180,9 @@ pub(super) async fn check(
     let report = findings.report;
     let sound = report.check_errors + report.corruptions + report.leaks == 0;
     let repairs = fix == Some(Fix::All) || (fix == Some(Fix::Leaks) && sound);
+    if fix.is_some() && sound {
+        fix_refcounts::clear_beyond(image, &outcome).await?;
+    }
     if outcome.copied_flags_differ || fix.is_some() {
         outcome.load_beyond(image).await?;
         copied::check(image, &outcome, repairs, findings).await?;

@@ -133,7 +133,11 @@ impl Stored {
 
     /// Numbers and places of the refcount blocks that are `wanted` and in the file;
     /// beyond its end there are only zeroes.
-    fn blocks(&self, image: &Image, wanted: impl Fn(u64) -> bool) -> (Vec<u64>, Vec<u64>) {
+    pub(super) fn blocks(
+        &self,
+        image: &Image,
+        wanted: impl Fn(u64) -> bool,
+    ) -> (Vec<u64>, Vec<u64>) {
         self.entries()
             .map(|(number, entry)| (number, entry.raw_offset()))
             .filter(|&(number, offset)| {
