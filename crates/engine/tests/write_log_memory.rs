@@ -3,18 +3,21 @@
 
 #[path = "../../io/tests/common/heap.rs"]
 mod heap;
+#[path = "common/log_gate.rs"]
+mod log_gate;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use vellum::gate::{DenyAll, FileRequest, Gate};
+use vellum::gate::DenyAll;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{OpenOptions, Qcow2, WriteLogOptions};
-use vellum::{BlockDevice, Buffer, Io, RequestFlags, Storage};
+use vellum::{BlockDevice, Buffer, RequestFlags, Storage};
 use vellum_io::lane::block_on;
 use vellum_storage::file::{Create, FileOptions, FileStorage};
 
 use heap::peak_of;
+use log_gate::LogGate;
 
 const LOG_BYTES: u64 = 128 << 20;
 const WRITE_BYTES: u64 = 32 << 10;
@@ -24,24 +27,6 @@ const LIMIT_BYTES: u64 = 48 << 20;
 fn file(path: &Path) -> Arc<dyn Storage> {
     let options = FileOptions::default().create(Create::IfMissing);
     FileStorage::open(path, &options).expect("opened")
-}
-
-/// Opens the log of the image that is looked at.
-#[derive(Debug)]
-struct LogGate(Arc<dyn Storage>);
-
-impl Gate for LogGate {
-    fn open_backing(&self, request: FileRequest) -> Io<Arc<dyn BlockDevice>> {
-        DenyAll.open_backing(request)
-    }
-
-    fn open_data_file(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
-        DenyAll.open_data_file(request)
-    }
-
-    fn open_write_log(&self, _request: FileRequest) -> Io<Arc<dyn Storage>> {
-        Io::ready(Ok(self.0.clone()))
-    }
 }
 
 /// An image and its log as a kill leaves them, with records of every second piece of the disk's start.
@@ -70,7 +55,10 @@ async fn killed(folder: &Path) {
 }
 
 async fn open(folder: &Path, read_only: bool) -> Arc<Qcow2> {
-    let gate = LogGate(file(&folder.join("killed-log")));
+    let gate = LogGate {
+        name: "log",
+        log: file(&folder.join("killed-log")),
+    };
     let options = OpenOptions::default().read_only(read_only);
     let image = file(&folder.join("killed-image"));
     let opened = Qcow2::open(image, Arc::new(gate), options).await;

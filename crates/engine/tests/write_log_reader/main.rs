@@ -8,16 +8,19 @@ mod around;
 mod common;
 mod damage;
 mod failures;
+#[path = "../common/log_gate.rs"]
+mod log_gate;
 mod reader;
 mod world;
 
 use std::sync::Arc;
 
 use common::Random;
-use vellum::gate::{DenyAll, FileRequest, Gate};
+use log_gate::LogGate;
+use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::{OpenOptions, Qcow2, WriteLogOptions, read_header};
-use vellum::{BlockDevice, Buffer, Io, RequestFlags, Result, Storage, ZeroRequest};
+use vellum::{BlockDevice, Buffer, RequestFlags, Result, Storage, ZeroRequest};
 use vellum_io::lane::block_on;
 use vellum_storage::MemStorage;
 use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
@@ -31,32 +34,13 @@ fn memory(bytes: &[u8]) -> Arc<MemStorage> {
     Arc::new(MemStorage::with_bytes(bytes.to_vec()))
 }
 
-/// Opens the log that an image asks for.
-#[derive(Debug)]
-struct LogGate(Arc<dyn Storage>);
-
-impl Gate for LogGate {
-    fn open_backing(&self, request: FileRequest) -> Io<Arc<dyn BlockDevice>> {
-        DenyAll.open_backing(request)
-    }
-
-    fn open_data_file(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
-        DenyAll.open_data_file(request)
-    }
-
-    fn open_write_log(&self, request: FileRequest) -> Io<Arc<dyn Storage>> {
-        assert_eq!(request.name, NAME);
-        Io::ready(Ok(self.0.clone()))
-    }
-}
-
 async fn open(
     file: Arc<dyn Storage>,
     log: Arc<dyn Storage>,
     read_only: bool,
 ) -> Result<Arc<Qcow2>> {
     let options = OpenOptions::default().read_only(read_only);
-    Qcow2::open(file, Arc::new(LogGate(log)), options).await
+    Qcow2::open(file, Arc::new(LogGate { name: NAME, log }), options).await
 }
 
 /// Opens an image with a log of the least length.
