@@ -219,6 +219,30 @@ fn an_image_that_was_not_closed_is_mended_when_it_is_opened() {
     });
 }
 
+/// What a copy that was killed had made room for is not lost when the next one goes on.
+#[test]
+fn clusters_at_the_end_that_nothing_leads_to_are_cut_off_when_the_image_is_opened() {
+    run(async {
+        let sound = image().await;
+        for behind in [1, 3 * 65536, 3 * 65536 + 512] {
+            let mut bytes = sound.clone();
+            bytes[16] |= 2;
+            bytes.resize(sound.len() + behind, 7);
+            let memory = Arc::new(MemStorage::with_bytes(bytes));
+            let file: Arc<dyn Storage> = memory.clone();
+            // Read-only, nothing is done, and a repair does what QEMU's does.
+            qed::open(file.clone(), None, true).await.unwrap();
+            let report = qed::check(&file).await.unwrap();
+            assert_eq!(report.leaks > 0, behind > 1);
+            let device = qed::open(file.clone(), None, false).await.unwrap();
+            device.close().await.unwrap();
+            let report = qed::check(&file).await.unwrap();
+            assert_eq!((report.leaks, report.corruptions), (0, 0));
+            assert_eq!(memory.snapshot(), sound);
+        }
+    });
+}
+
 #[test]
 fn what_a_resize_adds_hides_a_longer_backing_file() {
     let place = Place::default();

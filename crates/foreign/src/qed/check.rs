@@ -1,7 +1,8 @@
 //! Checks and repairs, which find and mend what QEMU's do.
 //!
 //! Entries that lead nowhere are cleared, so that they read as what is below. Clusters that two entries
-//! lead to are told and left as they are, and so are clusters that nothing leads to.
+//! lead to are told and left as they are, and so are clusters that nothing leads to, but for those at the end of a
+//! file that is about to be written to.
 
 use std::sync::Arc;
 
@@ -23,6 +24,8 @@ struct Check<'a> {
     end_bytes: u64,
     mends: bool,
     used: Clusters,
+    /// Where the last of them ends.
+    used_end_bytes: u64,
     counts: ClusterCounts,
     report: CheckReport,
 }
@@ -41,6 +44,23 @@ pub async fn check(file: &Arc<dyn Storage>) -> Result<CheckReport> {
 /// # Errors
 /// As opening the image; if a write fails.
 pub async fn repair(file: &Arc<dyn Storage>, fix: Fix) -> Result<CheckReport> {
+    run(file, fix, false).await
+}
+
+/// As [`repair`], of an image that is about to be written to: what stands at the end of its file and nothing leads to, which a change
+/// that was cut off has left, is cut off. Nobody would use it again.
+///
+/// # Errors
+/// As there.
+pub(super) async fn repair_to_write(file: &Arc<dyn Storage>) -> Result<()> {
+    let fix = Fix {
+        leaks: true,
+        corruptions: true,
+    };
+    run(file, fix, true).await.map(drop)
+}
+
+async fn run(file: &Arc<dyn Storage>, fix: Fix, cuts: bool) -> Result<CheckReport> {
     let (mut header, _) = super::read(file).await?;
     let mut check = Check {
         file: &**file,
@@ -48,6 +68,7 @@ pub async fn repair(file: &Arc<dyn Storage>, fix: Fix) -> Result<CheckReport> {
         end_bytes: header.end_bytes(file.len_bytes()?),
         mends: fix.leaks || fix.corruptions,
         used: Clusters::default(),
+        used_end_bytes: header.header_bytes(),
         counts: ClusterCounts {
             total: header.size_bytes.div_ceil(header.cluster_bytes.into()),
             ..ClusterCounts::default()
@@ -57,6 +78,9 @@ pub async fn repair(file: &Arc<dyn Storage>, fix: Fix) -> Result<CheckReport> {
     check.run().await?;
     let report = &check.report;
     if check.mends && report.corruptions == 0 && report.check_errors == 0 {
+        if cuts && file.capabilities().growable && check.used_end_bytes < file.len_bytes()? {
+            file.truncate(check.used_end_bytes).await?;
+        }
         barrier(&**file).await?;
         if header.needs_check() {
             header.set_needs_check(false);
@@ -136,7 +160,10 @@ impl Check<'_> {
 
     /// Notes that something leads to clusters; `false` if something did before.
     fn mark(&mut self, offset_bytes: u64, clusters: u32) -> bool {
-        let first = offset_bytes / u64::from(self.header.cluster_bytes);
+        let cluster_bytes = u64::from(self.header.cluster_bytes);
+        let first = offset_bytes / cluster_bytes;
+        let end_bytes = (first + u64::from(clusters)) * cluster_bytes;
+        self.used_end_bytes = self.used_end_bytes.max(end_bytes);
         let mut is_first = true;
         for cluster in first..first + u64::from(clusters) {
             if !self.used.insert(cluster) {

@@ -8,7 +8,7 @@
 //! the file that nothing leads to. The flag is durable before the first change and is taken back once all
 //! is durable. Entries are written after what they lead to is durable, so a check finds nothing to mend
 //! beside the flag after our own writes; other programs rely on the check. An image with the flag that
-//! is opened to be written to is checked and mended first.
+//! is opened to be written to is checked and mended first, and its end is cut off where nothing leads to it.
 
 mod check;
 mod create;
@@ -25,7 +25,7 @@ pub use header::Header;
 pub use layout::QedLayout;
 
 use crate::MappedDevice;
-use crate::facts::{BackingName, Facts, Fix};
+use crate::facts::{BackingName, Facts};
 use crate::fields::{barrier, read_at, until_nul, write_at};
 
 /// Whether the first bytes of a file (64 will do) are those of such an image.
@@ -81,11 +81,7 @@ pub async fn open(
             barrier(&*file).await?;
         }
         if header.needs_check() {
-            let fix = Fix {
-                leaks: true,
-                corruptions: true,
-            };
-            repair(&file, fix)
+            check::repair_to_write(&file)
                 .await
                 .map_err(|error| error.context("open", "Image corrupted").target(file.name()))?;
             (header, _) = read(&file).await?;
