@@ -8,7 +8,7 @@
 mod bucket;
 mod tracking;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use vellum::{Error, ErrorKind, Result};
@@ -52,6 +52,9 @@ pub fn options(name: &str) -> Result<Options> {
         }
         None if location.is_empty() => return Err(invalid("a repository's name is empty")),
         None => options.set_text("path", location),
+    }
+    if disk.is_none() {
+        refuse_doubtful(location)?;
     }
     if let Some(disk) = disk {
         let disk = DiskName::parse(disk)?;
@@ -97,6 +100,27 @@ fn split(name: &str) -> (&str, Option<&str>) {
         Some((location, disk)) if !disk.contains('/') => (location, Some(disk)),
         _ => (name, None),
     }
+}
+
+/// Refuses a location that a colon is in the middle of, unless it is a folder which is there: what is behind was meant
+/// for a tag, and a repository that nobody wants would be made.
+fn refuse_doubtful(location: &str) -> Result<()> {
+    let place = location
+        .split_once("://")
+        .map_or(location, |(_, place)| place);
+    let Some((_, disk)) = place.rsplit_once(':') else {
+        return Ok(());
+    };
+    if place.len() == location.len() && Path::new(location).is_dir() {
+        return Ok(());
+    }
+    // Text with a slash never is one.
+    DiskName::parse(disk).map(drop).map_err(|error| {
+        let why = error.message();
+        invalid(format!(
+            "{why}; a repository that is called '{location}' is named by json:{{}}, or is a folder that is there"
+        ))
+    })
 }
 
 /// Takes the disk out of a node's options.
@@ -260,6 +284,13 @@ mod tests {
         let url = json!({"url": "s3://b/r", "tag": "vm"});
         assert_eq!(told("s3://b/r:vm").unwrap(), url);
         assert_eq!(told("s3://b/r").unwrap(), json!({"url": "s3://b/r"}));
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("r:a/b");
+        std::fs::create_dir_all(&inner).unwrap();
+        let inner = inner.to_str().unwrap();
+        assert_eq!(told(inner).unwrap(), json!({"path": inner}));
+        let json = r#"json:{"driver":"repository","path":"r:a/b"}"#;
+        assert_eq!(told(json).unwrap(), json!({"path": "r:a/b"}));
         let json = r#"json:{"driver":"repository","url":"s3://b/r","endpoint":"http://h"}"#;
         assert_eq!(
             told(json).unwrap(),
@@ -271,6 +302,9 @@ mod tests {
             "https://h/r",
             "/r:a b",
             "/r:vm@x",
+            "r:a/b",
+            "/nowhere/r:a/b",
+            "s3://b/r:a/b",
             r#"json:{"driver":"file"}"#,
         ] {
             assert!(told(wrong).is_err(), "{wrong}");
