@@ -3,16 +3,15 @@
 use std::sync::Arc;
 
 use vellum::qcow2::AsQcow2;
-use vellum::{BlockDevice, Storage};
+use vellum::{BlockDevice, Storage, target_of};
 use vellum_foreign::ForeignImage;
 
 /// The storages that hold what a device holds itself, without its backing file: the one that it is
 /// named by first, then an external data file, or the extents of a `vmdk`. None for a device
 /// whose storage nobody knows.
 pub fn layer_files(device: &dyn BlockDevice) -> Vec<Arc<dyn Storage>> {
-    if let Some(target) = device.stands_for() {
-        return layer_files(&*target);
-    }
+    let target = target_of(device);
+    let device = target.as_deref().unwrap_or(device);
     if let Some(image) = ForeignImage::of(device) {
         return image.files();
     }

@@ -446,6 +446,16 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     }
 }
 
+/// The device that one stands for in the end, where it stands for others
+/// ([`BlockDevice::stands_for`]).
+pub fn target_of(device: &dyn BlockDevice) -> Option<Arc<dyn BlockDevice>> {
+    let mut target = device.stands_for()?;
+    while let Some(next) = target.stands_for() {
+        target = next;
+    }
+    Some(target)
+}
+
 /// Tells the disks of a program apart, as long as they are open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DiskIdentity(usize);

@@ -192,7 +192,7 @@ pub mod raw;
 
 pub use device::{
     BlockDevice, DeviceInfo, DiskIdentity, Extent, ExtentKind, HostLocation, RequestFlags,
-    ZeroRequest,
+    ZeroRequest, target_of,
 };
 pub use preallocation::Preallocation;
 pub use raw::{Raw, RawOptions};

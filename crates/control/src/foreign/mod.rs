@@ -19,7 +19,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use vellum::qcow2::MemoryBitmap;
-use vellum::{BlockDevice, Error, ErrorKind, Result, Storage};
+use vellum::{BlockDevice, Error, ErrorKind, Result, Storage, target_of};
 pub use vellum_foreign::{
     BackingName, CheckReport, CompressedWrites, Fact, Facts, Fix, ForeignImage,
 };
@@ -193,10 +193,8 @@ pub async fn set_backing_file(
 
 /// As [`ForeignImage::keep_identity`], of a device that may be any.
 pub fn keep_identity(device: &dyn BlockDevice) {
-    if let Some(target) = device.stands_for() {
-        return keep_identity(&*target);
-    }
-    if let Some(image) = ForeignImage::of(device) {
+    let target = target_of(device);
+    if let Some(image) = ForeignImage::of(target.as_deref().unwrap_or(device)) {
         image.keep_identity();
     }
 }
@@ -206,10 +204,8 @@ pub fn keep_identity(device: &dyn BlockDevice) {
 /// # Errors
 /// As there.
 pub async fn change_identity(device: &dyn BlockDevice) -> Result<()> {
-    if let Some(target) = device.stands_for() {
-        return Box::pin(change_identity(&*target)).await;
-    }
-    match ForeignImage::of(device) {
+    let target = target_of(device);
+    match ForeignImage::of(target.as_deref().unwrap_or(device)) {
         Some(image) => image.change_identity().await,
         None => Ok(()),
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
-use vellum::{BlockDevice, Preallocation, RequestFlags, ZeroRequest};
+use vellum::{BlockDevice, Preallocation, RequestFlags, ZeroRequest, target_of};
 use vellum_io::shared_memory::SharedBuffer;
 use vellum_io::{Buffer, Error, ErrorKind, Io, lane};
 
@@ -169,7 +169,7 @@ impl File {
 
     /// What the image takes on the host; all of the disk, where nobody knows.
     fn allocated_bytes(&self, size_bytes: u64) -> u64 {
-        allocated_bytes(&self.device).unwrap_or(size_bytes)
+        allocated_bytes(&*self.device).unwrap_or(size_bytes)
     }
 
     /// The size of the file system and what of it is free: blocks and their length.
@@ -504,10 +504,9 @@ async fn resize(device: &dyn BlockDevice, end: u64, ahead: Preallocation) -> vel
     }
 }
 
-fn allocated_bytes(device: &Arc<dyn BlockDevice>) -> Option<u64> {
-    if let Some(device) = device.stands_for() {
-        return allocated_bytes(&device);
-    }
+fn allocated_bytes(device: &dyn BlockDevice) -> Option<u64> {
+    let target = target_of(device);
+    let device = target.as_deref().unwrap_or(device);
     let known = device.allocated_bytes().ok().flatten();
     known.or_else(|| device.storage()?.allocated_bytes().ok().flatten())
 }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use vellum::{BlockDevice, Error, ErrorKind, Result, Storage};
+use vellum::{BlockDevice, Error, ErrorKind, Result, Storage, target_of};
 use vellum_io::finish_all;
 
 use super::descriptor::{Descriptor, EMBEDDED_BYTES, ExtentLine, ExtentType, MAX_TEXT_BYTES};
@@ -248,10 +248,8 @@ fn refusal(extents: &[Extent]) -> Option<&'static str> {
 
 /// The identifier that a device of this crate tells, or one that stands for it.
 fn cid_of(device: &dyn BlockDevice) -> Option<u32> {
-    if let Some(target) = device.stands_for() {
-        return cid_of(&*target);
-    }
-    let facts = ForeignImage::of(device)?.facts();
+    let target = target_of(device);
+    let facts = ForeignImage::of(target.as_deref().unwrap_or(device))?.facts();
     let found = facts.specific.iter().find_map(|(name, fact)| match fact {
         Fact::Number(number) if *name == "cid" => Some(*number),
         _ => None,
