@@ -18,6 +18,7 @@ mod convert_stdout;
 mod create;
 mod dd;
 mod describe;
+mod file_version;
 mod help;
 mod help_texts;
 mod human;

@@ -21,8 +21,6 @@
 //!   What has no such time (a block device) is refused.
 
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -41,6 +39,7 @@ use super::check::{CHECKSUMS_GIVEN_UP, has_checksums};
 use super::command::{Command, Failure, Outcome, cache_mode, fail, open_failure};
 use super::convert::{copy_failure, copy_options, make_target, open_target, target_settings};
 use super::convert_args::Arguments;
+use super::file_version::FileVersion;
 use super::note::{Note, claim_journal};
 use super::unfinished::Unfinished;
 use crate::progress::Progress;
@@ -189,10 +188,7 @@ fn identity(
             if names.is_empty() {
                 names.push(info.name);
             }
-            let known: Result<Vec<_>, _> = names
-                .iter()
-                .map(|name| file_identity(Path::new(name)))
-                .collect();
+            let known: Result<Vec<_>, _> = names.iter().map(|name| source_identity(name)).collect();
             files.push(json!({
                 "format": info.format,
                 "virtual-size": device.size_bytes(),
@@ -214,29 +210,21 @@ fn identity(
 }
 
 /// A file that is the same and has not been changed.
-fn file_identity(path: &Path) -> Result<Value, Failure> {
-    let shown = path.display();
-    let file = std::fs::metadata(path).map_err(|error| {
-        Failure::Message(format!("Cannot look at '{shown}': {}", io_text(&error)))
+fn source_identity(name: &str) -> Result<Value, Failure> {
+    let file = std::fs::metadata(name).map_err(|error| {
+        Failure::Message(format!("Cannot look at '{name}': {}", io_text(&error)))
     })?;
-    if !file.is_file() {
-        return fail(format!(
-            "--journal needs sources that are files: of '{shown}' nobody knows when it was changed"
-        ));
+    match FileVersion::of(&file) {
+        Some(version) => Ok(version.all()),
+        None => fail(format!(
+            "--journal needs sources that are files: of '{name}' nobody knows when it was changed"
+        )),
     }
-    Ok(json!([
-        file.dev(),
-        file.ino(),
-        file.len(),
-        file.mtime(),
-        file.mtime_nsec(),
-    ]))
 }
 
 /// Which file the target is, whatever it holds.
 fn target_identity(name: &str) -> Option<Value> {
-    let file = std::fs::metadata(name).ok()?;
-    file.is_file().then(|| json!([file.dev(), file.ino()]))
+    FileVersion::of_name(name).map(|version| version.file())
 }
 
 /// Gives back what an image that was not closed holds without use.

@@ -1,12 +1,13 @@
 //! What a source is known by, so that a stream which was cut off goes on with the same bytes.
 
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use vellum::qcow2::DirtyBitmap;
 use vellum::{BlockDevice, Storage};
 use vellum_control::layer_files::layer_files;
 use vellum_format::stream::payload_hash;
+
+use super::super::file_version::FileVersion;
 
 /// What is known of a source.
 pub struct SourceIdentity {
@@ -62,13 +63,5 @@ fn version(storage: &dyn Storage) -> Option<String> {
     if let Some(version) = storage.version() {
         return Some(format!("{name:?} version {version:?}"));
     }
-    let file = std::fs::metadata(name).ok().filter(|file| file.is_file())?;
-    Some(format!(
-        "{} {} {} {} {}",
-        file.dev(),
-        file.ino(),
-        file.len(),
-        file.mtime(),
-        file.mtime_nsec()
-    ))
+    FileVersion::of_name(name).map(|version| version.to_string())
 }

@@ -5,13 +5,13 @@
 //! known before that is opened.
 
 use std::fs::{File, Metadata};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use vellum_format::stream::{Header, StreamId};
 
 use super::super::command::{Failure, fail};
+use super::super::file_version::FileVersion;
 use super::super::note::{Note, cannot};
 use super::{header_text, id_text, parse_header, parse_id};
 
@@ -241,8 +241,8 @@ impl State {
 
     /// Whether the disk's file is as it was when that stream had been received.
     pub fn is_as_received(&self, received: &Received) -> bool {
-        let file = std::fs::metadata(&self.disk);
-        file.is_ok_and(|file| modified(&file) == received.modified)
+        let version = FileVersion::of_name(&self.disk);
+        version.is_some_and(|version| version.change() == received.modified)
     }
 }
 
@@ -272,12 +272,12 @@ fn receiving(value: &Value) -> Option<Receiving> {
 
 /// Which file it is; nothing's is null.
 fn file_identity(name: &str) -> Value {
-    match std::fs::symlink_metadata(name) {
-        Ok(file) if file.is_file() => json!([file.dev(), file.ino()]),
-        _ => Value::Null,
-    }
+    let file = std::fs::symlink_metadata(name).ok();
+    let version = file.as_ref().and_then(FileVersion::of);
+    version.map_or(Value::Null, |version| version.file())
 }
 
+/// What changes with what a file holds; nothing's is null.
 fn modified(file: &Metadata) -> Value {
-    json!([file.len(), file.mtime(), file.mtime_nsec()])
+    FileVersion::of(file).map_or(Value::Null, |version| version.change())
 }
