@@ -159,7 +159,7 @@ impl BlockDevice for LuksDevice {
 
     fn close(&self) -> Io<()> {
         let (changing, plain) = (self.changing.clone(), self.plain.clone());
-        Io::boxed(async move {
+        Io::start(async move {
             // Rule 10: the file is given away.
             let _last = changing.lock().await;
             plain.close().await
