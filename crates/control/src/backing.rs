@@ -54,7 +54,11 @@ pub(crate) fn named(image: &dyn BlockDevice) -> Named {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for a value that is no name of a node; as standing on that node.
-pub(crate) fn take(options: &mut Options, flags: &OpenFlags, place: &Ancestry) -> Result<Override> {
+pub(crate) async fn take(
+    options: &mut Options,
+    flags: &OpenFlags,
+    place: &Ancestry,
+) -> Result<Override> {
     // Where only metadata is wanted no backing file can be given.
     let group = match flags.metadata_only {
         true => Options::new(),
@@ -64,6 +68,7 @@ pub(crate) fn take(options: &mut Options, flags: &OpenFlags, place: &Ancestry) -
         Some(Scalar::Null) => return Ok(Override::None),
         Some(Scalar::Text(text)) if text.is_empty() => return Ok(Override::None),
         Some(Scalar::Text(text)) => {
+            let _turn = place.take_turn().await;
             place.check_activity(&text, "backing", flags)?;
             return match place.nodes.stand_on(place, &text, flags) {
                 Ok(device) => Ok(Override::Node(device)),

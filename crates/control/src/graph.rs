@@ -41,10 +41,11 @@ pub(crate) struct OpenContext {
 
 impl OpenContext {
     /// The same for whoever opens the node later.
-    fn without_kept_files(&self) -> OpenContext {
+    fn for_later(&self) -> OpenContext {
         let mut around = self.clone();
         around.place.kept.clear();
         around.place.restored = false;
+        around.place.shown();
         around
     }
 }
@@ -193,7 +194,7 @@ pub(crate) async fn open(
     let origin = place.names_all().then(|| Origin {
         options: options.clone(),
         role,
-        around: around.without_kept_files(),
+        around: around.for_later(),
     });
     let driver = match (options.take_text("driver")?, role) {
         (Some(name), _) => Some(drivers::find(&name)?),
@@ -303,7 +304,8 @@ async fn child_at(
     let group = options.take_group(key);
     match options.take(key) {
         Some(Scalar::Text(name)) => {
-            let node = around.place.nodes.referred(&name)?;
+            let _turn = around.place.take_turn().await;
+            let node = around.place.nodes.referred(&around.place, &name)?;
             around.place.check_activity(&name, key, &around.flags)?;
             let linked = exchangeable && around.place.nodes.is_linkable(&name, &node);
             let node = node.for_user(around.flags.writable)?;

@@ -16,7 +16,7 @@ use crate::flags::{DetectZeroes, OpenFlags};
 use crate::foreign::{self, ForeignFormat};
 use crate::gate::FilePolicy;
 use crate::graph::{self, OpenContext, OpenedNode, Role};
-use crate::nodes::{Changes, ChildAccess, Nodes, Origin, inactive_child};
+use crate::nodes::{Changes, ChildAccess, Nodes, Origin, Turn, inactive_child};
 use crate::options::Options;
 use crate::probe::{PROBE_BYTES, Probed, probe};
 use crate::probed_raw::ProbedRaw;
@@ -45,6 +45,27 @@ pub(crate) struct Ancestry {
     pub(crate) restored: bool,
     /// Files that are open already, for whoever opens them anew: their locks pass on.
     pub(crate) kept: Vec<Arc<FileStorage>>,
+    /// The node that owns what is made here is being opened, and not shown yet.
+    opening: Option<Turns>,
+}
+
+/// In whose turn an opening takes what it refers to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turns {
+    /// In turns of its own: it is opened beside everything else.
+    Own,
+    /// In that of whoever asks for it, who changes the graph.
+    Held,
+}
+
+impl Turns {
+    /// Waits for a turn, unless there is one.
+    pub(crate) async fn take(self, nodes: &Nodes) -> Option<Turn> {
+        match self {
+            Turns::Own => Some(nodes.take_turn().await),
+            Turns::Held => None,
+        }
+    }
 }
 
 fn invalid(message: impl Into<String>) -> Error {
@@ -274,10 +295,11 @@ pub(crate) async fn open_below(
         return nodes.stand_on(place, &name, &around.flags);
     }
     let key = nodes.base_key(&options, around);
-    if let Some(key) = &key
-        && let Some(shared) = nodes.shared(key, around)
-    {
-        return Ok(shared);
+    if let Some(key) = &key {
+        let _turn = place.take_turn().await;
+        if let Some(shared) = nodes.shared(key, around) {
+            return Ok(shared);
+        }
     }
     let mut own = options.clone();
     let name = place.names_all().then(|| nodes.make_up_name());
@@ -293,7 +315,7 @@ pub(crate) async fn open_below(
     if let Some(key) = key
         && nodes.base_key(&options, around).as_ref() == Some(&key)
     {
-        nodes.share(key, name, &device);
+        nodes.share(place, key, (name, &device));
     }
     Ok(device)
 }
@@ -311,11 +333,12 @@ pub(crate) async fn open_format(
     }
     if format.user() == FileUse::Format {
         let nodes = &around.place.nodes;
-        nodes.keep_file(&around.place, common.writable)?;
+        nodes.keep_file(&around.place, common.writable).await?;
     } else if options.contains("offset") || options.contains("size") {
         // A part of a file has to lie inside it.
         let kept = ChildAccess::keeping(Changes::SIZE);
-        around.place.nodes.require(&around.place, "file", kept)?;
+        let nodes = &around.place.nodes;
+        nodes.require(&around.place, "file", kept).await?;
     }
     file.lock(&around.flags, format.user()).await?;
     let storage = file.storage();
@@ -338,13 +361,30 @@ pub(crate) async fn open_format(
 }
 
 impl Ancestry {
-    /// A place that nothing leads to, beside other nodes, for the node `owner`.
-    pub(crate) fn among(nodes: Nodes, owner: &str) -> Ancestry {
+    /// A place that nothing leads to, beside other nodes, for the node `owner`, which is not shown before
+    /// all is open.
+    pub(crate) fn opening(nodes: Nodes, owner: &str, turns: Turns) -> Ancestry {
         Ancestry {
             nodes,
             owner: Some(owner.to_owned()),
+            opening: Some(turns),
             ..Ancestry::default()
         }
+    }
+
+    /// The node with which what is opened here is shown, later.
+    pub(crate) fn opening_root(&self) -> Option<&str> {
+        self.owner().filter(|_| self.opening.is_some())
+    }
+
+    /// Waits for a turn, where what is opened here takes turns of its own. To be held for moments.
+    pub(crate) async fn take_turn(&self) -> Option<Turn> {
+        self.opening?.take(&self.nodes).await
+    }
+
+    /// The same for whoever opens it later, when it is shown.
+    pub(crate) fn shown(&mut self) {
+        self.opening = None;
     }
 
     /// Whether every node has a name here, if need be one that is made up.
@@ -412,8 +452,7 @@ impl Ancestry {
         node: OpenedNode,
         origin: Option<Origin>,
     ) -> Result<OpenedNode> {
-        let owner = self.owner.as_deref().unwrap_or(name);
-        let named = self.nodes.name(name, owner, node, origin)?;
+        let named = self.nodes.name(self, name, node, origin)?;
         if let Some(role) = &self.role {
             self.note_use(name, role, false)?;
         }

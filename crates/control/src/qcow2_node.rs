@@ -198,7 +198,7 @@ pub(crate) async fn open(
         OpenFlags { no_data: true, .. } => OpenPurpose::Locked,
         _ => OpenPurpose::GuestData,
     };
-    let given = backing::take(&mut options, flags, &around.place)?;
+    let given = backing::take(&mut options, flags, &around.place).await?;
     let journal = write_log::take(&mut options)?;
     let wanted = checksums::take(&mut options)?;
     let data_file = optional_child(&mut options, "data-file", Role::Protocol, &around).await?;
@@ -206,7 +206,7 @@ pub(crate) async fn open(
     if let Some(data_file) = data_file {
         let nodes = &around.place.nodes;
         let kept = ChildAccess::keeping(Changes::SIZE);
-        nodes.require(&around.place, "data-file", kept)?;
+        nodes.require(&around.place, "data-file", kept).await?;
         open.data_file = Some(data_file.into_storage(flags, FileUse::Format).await?);
     }
     match given {

@@ -220,7 +220,7 @@ impl Program {
         let made = match item.part {
             Part::Blockdev => {
                 let options = parse_options(&item.text, Some("driver"))?;
-                daemon.parts.lock().await.add_node(options).await
+                daemon.add_node(options).await
             }
             Part::Object => {
                 let options = parse_options(&item.text, Some("qom-type"))?;

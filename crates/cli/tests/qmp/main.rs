@@ -22,6 +22,7 @@ mod libvirt;
 mod link;
 mod mirror;
 mod objects;
+mod opening;
 mod own_exports;
 mod permissions;
 mod place;

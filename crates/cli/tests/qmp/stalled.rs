@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 use crate::place::{Daemon, Place, with};
 
 /// Of which a job that is told to end must have ended.
-const SOON: Duration = Duration::from_secs(2);
+pub const SOON: Duration = Duration::from_secs(2);
 const GUEST: &str = "nbd+unix:///?socket=sock";
 
 /// A server of the image `o`, raw, that can be stopped.
-struct Target(Daemon);
+pub struct Target(pub Daemon);
 
 impl Target {
-    fn start(place: &Place) -> Target {
+    pub fn start(place: &Place) -> Target {
         place.img("create -q -f raw o 64M");
         Target(place.ours(&[
             "--blockdev",
@@ -29,7 +29,7 @@ impl Target {
         ]))
     }
 
-    fn signal(&self, place: &Place, signal: &str) {
+    pub fn signal(&self, place: &Place, signal: &str) {
         place.must("kill", &[signal, &self.0.child.id().to_string()]);
     }
 }
@@ -62,7 +62,7 @@ fn stall_in_the_middle(daemon: &mut Daemon, target: &Target, place: &Place) {
     std::thread::sleep(Duration::from_millis(300));
 }
 
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
         assert!(begun.elapsed() < Duration::from_secs(20), "never: {what}");
@@ -209,10 +209,10 @@ fn an_export_of_a_stalled_server_ends_behind_the_answer() {
 }
 
 /// A second client of the daemon's monitors, whose requests are answered one after the other.
-struct Monitor(BufReader<UnixStream>);
+pub struct Monitor(BufReader<UnixStream>);
 
 impl Monitor {
-    fn connect(place: &Place) -> Monitor {
+    pub fn connect(place: &Place) -> Monitor {
         let stream = UnixStream::connect(place.path("qmp")).expect("it listens");
         let mut monitor = Monitor(BufReader::new(stream));
         monitor.line();
@@ -227,13 +227,13 @@ impl Monitor {
         serde_json::from_str(&line).expect("JSON")
     }
 
-    fn ask(&mut self, command: &str, arguments: Value) {
+    pub fn ask(&mut self, command: &str, arguments: Value) {
         let request = json!({"execute": command, "arguments": arguments});
         let sent = writeln!(self.0.get_mut(), "{request}");
         sent.expect("it listens");
     }
 
-    fn answer(&mut self) -> Value {
+    pub fn answer(&mut self) -> Value {
         loop {
             let line = self.line();
             if line.get("event").is_none() {

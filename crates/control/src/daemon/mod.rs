@@ -6,7 +6,7 @@
 //!
 //! Invariants:
 //! - Commands run one at a time, and jobs change the graph only in their turn: whoever
-//!   changes it holds [`Daemon::parts`].
+//!   changes it holds [`Daemon::parts`]. Nodes are opened beside that (`parts.rs`).
 //! - The end comes in one order: exports, the server, jobs, nodes.
 
 mod chains;
@@ -22,6 +22,7 @@ mod jobs;
 mod monitor;
 mod notices;
 mod objects;
+mod parts;
 mod schema;
 mod server;
 mod space;
@@ -33,7 +34,6 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, join, select};
-use futures_util::lock::Mutex;
 use serde_json::json;
 use tracing::trace;
 use vellum_export::nbd::{Exports, Stop};
@@ -51,6 +51,7 @@ use jobs::Jobs;
 use notices::Notices;
 use objects::Objects;
 pub use objects::object_help;
+pub use parts::{HeldParts, Parts};
 use schema::check::{Notation, check_blockdev};
 pub use server::{Notice, Server, ServerEnvironment};
 pub use state::SavedState;
@@ -100,7 +101,7 @@ pub fn refuse_rest(options: &Options) -> Result<(), Failure> {
 #[derive(Debug)]
 pub struct Daemon {
     /// What there is. Whoever changes it holds it.
-    pub parts: Mutex<DaemonState>,
+    pub parts: Parts,
     jobs: Jobs,
     chardevs: Chardevs,
     /// Those that have not begun yet, and whether their answers take several lines.
@@ -149,7 +150,7 @@ impl Daemon {
             space: space::SpaceWatch::default(),
             doors: RefCell::default(),
             nodes: nodes.clone(),
-            parts: Mutex::new(DaemonState {
+            parts: Parts::new(DaemonState {
                 nodes,
                 objects: Objects::default(),
                 server: None,
@@ -178,6 +179,18 @@ impl Daemon {
             let forward = pin!(notices.forward(daemon.events.clone()));
             select(forward, pin!(ended.wait())).await;
         }));
+    }
+
+    /// Opens a node that the command line describes.
+    ///
+    /// # Errors
+    /// What QEMU says of options that no node has, and as [`Nodes::add`].
+    pub async fn add_node(&self, options: Options) -> Result<(), Failure> {
+        let tree = options.to_json();
+        if !tree.is_null() {
+            check_blockdev(&tree, Notation::KeyValue).map_err(Failure)?;
+        }
+        self.nodes.add(options).await.map_err(failure)
     }
 
     /// Adds a character device, as `--chardev` does; in the background there are no standard
@@ -294,18 +307,6 @@ pub struct DaemonState {
 }
 
 impl DaemonState {
-    /// Opens a node that the command line describes.
-    ///
-    /// # Errors
-    /// What QEMU says of options that no node has, and as [`Nodes::add`].
-    pub async fn add_node(&self, options: Options) -> Result<(), Failure> {
-        let tree = options.to_json();
-        if !tree.is_null() {
-            check_blockdev(&tree, Notation::KeyValue).map_err(Failure)?;
-        }
-        self.nodes.add(options).await.map_err(failure)
-    }
-
     /// Listens for clients; they are served once it has started.
     ///
     /// # Errors

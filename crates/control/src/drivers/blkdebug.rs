@@ -46,7 +46,7 @@ pub(super) async fn open(
         ..ChildAccess::keeping(changes_by(unshare))
     };
     let nodes = &around.place.nodes;
-    nodes.require(&around.place, "image", wanted)?;
+    nodes.require(&around.place, "image", wanted).await?;
     refuse_unknown(&options, "blkdebug")?;
     let debugger = Debugger::new(rules, around.flags.print);
     let storage = DebugStorage::new(storage, debugger, limits);

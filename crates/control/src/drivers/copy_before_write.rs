@@ -189,7 +189,7 @@ pub(super) async fn open(
         passes: Passes::AllAndKeeps,
         ..ChildAccess::keeping(Changes::NONE)
     };
-    nodes.require(&around.place, "file", through_filter)?;
+    nodes.require(&around.place, "file", through_filter).await?;
     // Others may write there too: what the guest has changed, say, below an image that shows
     // what it was.
     let kept = ChildAccess {
@@ -198,7 +198,7 @@ pub(super) async fn open(
         passes: Passes::Nothing,
         rewrites: false,
     };
-    nodes.require(&around.place, "target", kept)?;
+    nodes.require(&around.place, "target", kept).await?;
     let device: Arc<dyn BlockDevice> = filter;
     Ok(OpenedNode::device(DRIVER, device))
 }
@@ -217,7 +217,7 @@ pub(super) async fn open_snapshot(
         ..ChildAccess::keeping(Changes::NONE)
     };
     let nodes = &around.place.nodes;
-    nodes.require(&around.place, "file", reading)?;
+    nodes.require(&around.place, "file", reading).await?;
     refuse_unknown(&options, NAME)?;
     let device = file.into_device(&around.flags).await?;
     let filter = device.format_device().and_then(|it| it.downcast_ref());

@@ -34,7 +34,7 @@ pub(super) async fn open(
         ..ChildAccess::keeping(Changes::NONE)
     };
     let nodes = &around.place.nodes;
-    nodes.require(&around.place, "file", writes)?;
+    nodes.require(&around.place, "file", writes).await?;
     let device = file.into_device(&around.flags).await?;
     let layers = match bottom {
         None => None,
@@ -48,7 +48,7 @@ pub(super) async fn open(
 
 /// How many layers below `device` the node called `name` stands.
 async fn depth_of(device: &Arc<dyn BlockDevice>, name: &str, around: &OpenContext) -> Result<u32> {
-    let Ok(node) = around.place.nodes.known(name) else {
+    let Ok(node) = around.place.nodes.known_at(&around.place, name) else {
         return Err(invalid(format!("Bottom node '{name}' not found")));
     };
     let bottom = node.into_device(&around.flags).await?;

@@ -51,7 +51,7 @@ pub(super) async fn open(
         storage.close().await?;
         return Err(invalid("Could not open image: Permission denied"));
     }
-    around.place.nodes.note_server(&storage);
+    around.place.nodes.note_server(&storage, &around.place);
     Ok(OpenedNode {
         driver: DRIVER,
         kind: NodeKind::Storage(storage),

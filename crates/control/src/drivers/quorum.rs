@@ -82,7 +82,7 @@ pub(super) async fn open(
         let named = options.get_text(&key).map(str::to_owned);
         let node = child(&mut options, &key, Role::Image, &around).await?;
         let alone = ChildAccess::keeping(Changes::ALL);
-        nodes.require(&around.place, &key, alone)?;
+        nodes.require(&around.place, &key, alone).await?;
         let device = node.into_device(&around.flags).await?;
         children.push(QuorumChild {
             name: named.unwrap_or_else(|| device.info().name),

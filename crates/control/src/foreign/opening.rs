@@ -53,7 +53,7 @@ impl Opening {
     ) -> Result<Option<Arc<dyn BlockDevice>>> {
         let flags = &self.around.flags;
         let given = match self.format.has_backing {
-            true => backing::take(&mut self.options, flags, &self.around.place)?,
+            true => backing::take(&mut self.options, flags, &self.around.place).await?,
             false => Override::None,
         };
         self.no_more_options()?;

@@ -218,11 +218,18 @@ impl NamedNode {
 }
 
 impl Nodes {
-    /// Has the live node at `place` want more of the one that is `role` to it.
+    /// Has the live node at `place` want more of the one that is `role` to it. Takes a turn, where
+    /// `place` says so.
     ///
     /// # Errors
     /// If that gets in the way of others.
-    pub(crate) fn require(&self, place: &Ancestry, role: &str, access: ChildAccess) -> Result<()> {
+    pub(crate) async fn require(
+        &self,
+        place: &Ancestry,
+        role: &str,
+        access: ChildAccess,
+    ) -> Result<()> {
+        let _turn = place.take_turn().await;
         let above = match &place.parent {
             Some(above) if self.live => above,
             _ => return Ok(()),

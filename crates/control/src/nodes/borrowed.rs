@@ -74,7 +74,11 @@ impl Nodes {
         };
         let (id, name) = (used.id, used.node.clone());
         let is_linkable = self.is_linkable(&name, &node);
-        let Some(below) = named.nodes.get_mut(&name).filter(|_| is_linkable) else {
+        let Some(below) = named
+            .nodes
+            .seen_from_mut(place, &name)
+            .filter(|_| is_linkable)
+        else {
             return Ok(node);
         };
         let device = below.device()?;

@@ -29,7 +29,13 @@ impl Nodes {
     /// wanted of it, also by those who use it through the user.
     pub fn uses(&self) -> Vec<(u64, User, String, RequiredAccess)> {
         let named = self.lock();
+        let is_shown = |name: &str| named.nodes.contains_key(name);
         let uses = named.uses_with_reach().into_iter();
+        // Those of nodes that are being opened are nobody else's business.
+        let uses = uses.filter(|one| match &one.user {
+            User::Node(above) => is_shown(above) && is_shown(&one.node),
+            _ => true,
+        });
         uses.map(|one| (one.id, one.user, one.node, one.wanted))
             .collect()
     }

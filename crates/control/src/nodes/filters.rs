@@ -18,7 +18,7 @@ impl Nodes {
         if !is_well_formed(name) {
             return Err(invalid(format!("Invalid node-name: '{name}'")));
         }
-        match self.contains(name) {
+        match self.lock().is_taken(name, None) {
             true => Err(duplicate(name)),
             false => Ok(()),
         }

@@ -10,6 +10,8 @@
 //! - A node is closed after those that stand on it. One with a name that somebody gave it
 //!   is not closed by them: others may stand on it later.
 //! - What a failed change has made is gone, and its names are free again.
+//! - The graph changes in one turn after the other ([`Nodes::take_turn`]), and nodes are opened beside
+//!   these (`opening.rs`).
 
 mod access;
 mod activity;
@@ -32,6 +34,7 @@ mod moments;
 mod named;
 mod names;
 mod node_table;
+mod opening;
 mod owned;
 mod rebase;
 mod renew;
@@ -53,9 +56,8 @@ use vellum_storage::nodes::watch::WriteWatch;
 
 use crate::OpenFlags;
 use crate::files::Files;
-use crate::gate::FilePolicy;
-use crate::graph::{self, NodeKind, OpenContext, OpenedNode, Role};
-use crate::open::Ancestry;
+use crate::graph::{NodeKind, OpenContext, OpenedNode, Role};
+use crate::open::{Ancestry, Turns};
 use crate::options::Options;
 
 pub(crate) use access::ChildAccess;
@@ -66,6 +68,8 @@ pub(crate) use children::child_number;
 pub(crate) use descriptions::DescriptionMemo;
 pub(crate) use inventory::{Inventory, NodeState, Wanted};
 use node_table::NodeTable;
+use opening::Openings;
+pub use opening::{NewNode, Turn};
 pub(crate) use reopen::may_change;
 use shared::SharedNodes;
 pub(crate) use uses::{BETWEEN, Keeps, OVERLAY, Passes};
@@ -108,6 +112,7 @@ struct NamedNode {
     nodes: NodeTable,
     /// Those that were asked for, in the order in which they were added.
     roots: Vec<String>,
+    openings: Openings,
     uses: Uses,
     /// Those that other images may stand on too.
     shared: SharedNodes,
@@ -133,6 +138,8 @@ pub struct Nodes {
     /// What the caches of all images may take together.
     cache_budget: Option<Arc<CacheBudget>>,
     before_leading: leading::BeforeLeading,
+    /// Held by whoever changes the graph.
+    turns: Arc<futures_util::lock::Mutex<()>>,
 }
 
 /// A use of a live node.
@@ -220,23 +227,35 @@ impl Nodes {
         self.live
     }
 
-    /// Opens a node and gives it the name that its `node-name` says.
+    /// Opens a node and gives it the name that its `node-name` says. Takes a turn in the end.
     ///
     /// # Errors
     /// In QEMU's words, as far as it has some.
     pub async fn add(&self, options: Options) -> Result<()> {
-        self.add_as(options, false).await
+        let new = self.open_new(options, Turns::Own).await?;
+        let _turn = self.take_turn().await;
+        new.show();
+        Ok(())
     }
 
-    /// As [`Nodes::add`], as a state file says that the node was when another process ended.
+    /// Opens a node as [`Nodes::add`] does, which nobody finds before it is shown: beside all that is done
+    /// with others, or in the turn of whoever asks.
     ///
     /// # Errors
     /// As [`Nodes::add`].
-    pub(crate) async fn add_restored(&self, options: Options) -> Result<()> {
-        self.add_as(options, true).await
+    pub(crate) async fn open_new(&self, options: Options, turns: Turns) -> Result<NewNode> {
+        self.open_named(options, (turns, false)).await
     }
 
-    async fn add_as(&self, options: Options, restored: bool) -> Result<()> {
+    /// As [`Nodes::open_new`], as a state file says that the node was when another process ended.
+    ///
+    /// # Errors
+    /// As [`Nodes::add`].
+    pub(crate) async fn open_restored(&self, options: Options) -> Result<NewNode> {
+        self.open_named(options, (Turns::Own, true)).await
+    }
+
+    async fn open_named(&self, options: Options, how: (Turns, bool)) -> Result<NewNode> {
         let Some(driver) = options.get_text("driver").map(str::to_owned) else {
             return Err(invalid("Parameter 'driver' is missing"));
         };
@@ -249,16 +268,19 @@ impl Nodes {
                 "Parameter 'driver' does not accept value '{driver}'"
             ))
         })?;
-        self.open_root(&name, options, restored).await
+        self.open_root(&name, options, how).await
     }
 
-    /// Opens a node that a command needs for itself, as [`Nodes::add`] does. Without a name it
-    /// is given one, and without a driver it is an image of a format that its content tells.
-    /// Returns its name.
+    /// As [`Nodes::open_new`], a node that a command needs for itself. Without a name it is given one, and
+    /// without a driver it is an image of a format that its content tells.
     ///
     /// # Errors
     /// As [`Nodes::add`].
-    pub async fn add_unlisted(&self, mut options: Options) -> Result<String> {
+    pub(crate) async fn open_unlisted(
+        &self,
+        mut options: Options,
+        turns: Turns,
+    ) -> Result<NewNode> {
         let name = match options.get_text("node-name").map(str::to_owned) {
             Some(name) => {
                 self.check_new_name(&name)?;
@@ -267,33 +289,7 @@ impl Nodes {
             None => self.make_up_name(),
         };
         options.set_text("node-name", &*name);
-        self.open_root(&name, options, false).await?;
-        Ok(name)
-    }
-
-    async fn open_root(&self, name: &str, options: Options, restored: bool) -> Result<()> {
-        let mut place = Ancestry::among(self.clone(), name);
-        place.restored = restored;
-        let around = OpenContext {
-            flags: OpenFlags {
-                writable: true,
-                ..OpenFlags::default()
-            },
-            policy: FilePolicy::Any,
-            place,
-        };
-        // It names itself, as does every node below it that wants to.
-        match graph::open(options, Role::Image, &around).await {
-            Ok(_) => {
-                self.lock().roots.push(name.to_owned());
-                Ok(())
-            }
-            Err(error) => {
-                // Nothing of it was ever used; the first failure is the one to tell.
-                let _ = self.close_owned(name).await;
-                Err(error)
-            }
-        }
+        self.open_root(&name, options, (turns, false)).await
     }
 
     fn lock(&self) -> MutexGuard<'_, NamedNode> {
@@ -307,21 +303,22 @@ impl Nodes {
         format!("{MADE_UP}block{:03}", named.next_name)
     }
 
-    /// Gives a node a name. It belongs to the node `owner`. What is returned is for whoever
-    /// stands on it.
+    /// Gives the node that was opened at a place a name. What is returned is for whoever stands on it.
     pub(crate) fn name(
         &self,
+        place: &Ancestry,
         name: &str,
-        owner: &str,
         node: OpenedNode,
         origin: Option<Origin>,
     ) -> Result<OpenedNode> {
+        let owner = place.owner().unwrap_or(name);
         let made_up = self.live && name.starts_with(MADE_UP);
         if !made_up && !is_well_formed(name) {
             return Err(invalid(format!("Invalid node-name: '{name}'")));
         }
         let mut named = self.lock();
-        if named.nodes.contains_key(name) {
+        let root = place.opening_root();
+        if named.is_taken(name, root) {
             return Err(duplicate(name));
         }
         let bitmaps = NodeBitmaps::of(&node);
@@ -341,7 +338,10 @@ impl Nodes {
             is_filter: false,
             next_child: None,
         };
-        named.nodes.insert(name.to_owned(), node);
+        match root {
+            Some(_) => named.nodes.insert_hidden(name.to_owned(), node),
+            None => named.nodes.insert(name.to_owned(), node),
+        }
         Ok(opened)
     }
 
@@ -384,10 +384,18 @@ impl Nodes {
         node.ok_or_else(|| unknown(name))
     }
 
-    /// The node that another one refers to, for that one.
-    pub(crate) fn referred(&self, name: &str) -> Result<OpenedNode> {
+    /// As [`Nodes::known`], for whoever is opened at a place.
+    pub(crate) fn known_at(&self, place: &Ancestry, name: &str) -> Result<OpenedNode> {
+        let named = self.lock();
+        let node = named.nodes.seen_from(place, name);
+        let node = node.map(|node| node.opened.clone());
+        node.ok_or_else(|| unknown(name))
+    }
+
+    /// The node that one refers to that is opened at a place, for that one.
+    pub(crate) fn referred(&self, place: &Ancestry, name: &str) -> Result<OpenedNode> {
         self.check_no_filter(name)?;
-        let node = self.known(name)?;
+        let node = self.known_at(place, name)?;
         Ok(match self.live {
             true => node.borrowed(),
             false => node,
@@ -403,9 +411,7 @@ impl Nodes {
     ) -> Result<Arc<dyn BlockDevice>> {
         match &place.parent {
             Some(parent) if self.live => {
-                if !self.contains(name) {
-                    return Err(unknown(name));
-                }
+                self.known_at(place, name)?;
                 if !place.reverts {
                     named::busy(name, self.lock().changed_by_job(name))?;
                 }
@@ -414,7 +420,7 @@ impl Nodes {
                 Ok(self.join_at(place, user, name, wanted)?.link)
             }
             _ => self
-                .referred(name)?
+                .referred(place, name)?
                 .for_user(false)?
                 .into_device_at_once(flags),
         }
@@ -438,7 +444,7 @@ impl Nodes {
     ) -> Result<NodeUse> {
         self.check_no_filter(name)?;
         let mut named = self.lock();
-        let node = named.nodes.get_mut(name);
+        let node = named.nodes.seen_from_mut(place, name);
         let node = node.ok_or_else(|| unknown_node(name))?;
         node.check_access(&user, &wanted)?;
         let device = node.device()?;
@@ -489,7 +495,7 @@ impl Nodes {
     ///
     /// # Errors
     /// If somebody else writes to the file, or keeps it to himself.
-    pub(crate) fn keep_file(&self, place: &Ancestry, writes: bool) -> Result<()> {
+    pub(crate) async fn keep_file(&self, place: &Ancestry, writes: bool) -> Result<()> {
         let access = ChildAccess {
             changes: match writes {
                 true => Changes::ALL,
@@ -497,7 +503,7 @@ impl Nodes {
             },
             ..ChildAccess::keeping(Changes::ALL)
         };
-        self.require(place, "file", access)
+        self.require(place, "file", access).await
     }
 
     /// Ends a use.
@@ -512,6 +518,11 @@ impl Nodes {
 }
 
 impl NamedNode {
+    /// Whether no new node can have a name, or none but one that is opened with `root`.
+    fn is_taken(&self, name: &str, root: Option<&str>) -> bool {
+        self.nodes.is_there(name) || self.openings.keep(name, root)
+    }
+
     /// Names in an order in which each node comes before those that it stands on, and otherwise
     /// as they are.
     fn top_down(&self, names: Vec<String>) -> Vec<String> {

@@ -1,21 +1,26 @@
 //! The nodes, found by name and by owner: whoever closes one of thousands looks at its own only.
 //!
-//! Invariant: both ways lead to the same nodes.
+//! Invariants:
+//! - Both ways lead to the same nodes.
+//! - A node that is being opened is found by name only by those that are opened with it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Deref;
 
 use super::Node;
+use crate::open::Ancestry;
 
 /// Nodes by name.
 #[derive(Debug, Default)]
 pub(super) struct NodeTable {
     by_name: BTreeMap<String, Node>,
+    /// Those that are not shown yet.
+    hidden: BTreeMap<String, Node>,
     /// The names of those that a node owns.
     by_owner: HashMap<String, BTreeSet<String>>,
 }
 
-/// What only looks.
+/// What only looks, at those that are shown.
 impl Deref for NodeTable {
     type Target = BTreeMap<String, Node>;
 
@@ -40,15 +45,68 @@ impl NodeTable {
         self.by_name.values_mut()
     }
 
+    /// Whether there is a node of a name, be it shown or not.
+    pub(super) fn is_there(&self, name: &str) -> bool {
+        self.any(name).is_some()
+    }
+
+    fn any(&self, name: &str) -> Option<&Node> {
+        self.by_name.get(name).or_else(|| self.hidden.get(name))
+    }
+
+    /// The owner of a node, be it shown or not.
+    pub(super) fn owner(&self, name: &str) -> Option<&str> {
+        self.any(name).map(|node| node.owner.as_str())
+    }
+
+    /// The node that whoever is opened at a place finds under a name.
+    pub(super) fn seen_from(&self, place: &Ancestry, name: &str) -> Option<&Node> {
+        let own = self.hidden.get(name);
+        let own = own.filter(|node| place.opening_root() == Some(&node.owner));
+        own.or_else(|| self.by_name.get(name))
+    }
+
+    /// As [`NodeTable::seen_from`].
+    pub(super) fn seen_from_mut(&mut self, place: &Ancestry, name: &str) -> Option<&mut Node> {
+        let own = self.hidden.get_mut(name);
+        let own = own.filter(|node| place.opening_root() == Some(&node.owner));
+        own.or_else(|| self.by_name.get_mut(name))
+    }
+
+    /// A node that is not shown yet.
+    pub(super) fn hidden_mut(&mut self, name: &str) -> Option<&mut Node> {
+        self.hidden.get_mut(name)
+    }
+
     /// Adds a node of which there is none yet.
     pub(super) fn insert(&mut self, name: String, node: Node) {
-        let owned = self.by_owner.entry(node.owner.clone()).or_default();
-        owned.insert(name.clone());
+        self.own(&name, &node.owner);
         self.by_name.insert(name, node);
     }
 
+    /// Adds a node that is being opened.
+    pub(super) fn insert_hidden(&mut self, name: String, node: Node) {
+        self.own(&name, &node.owner);
+        self.hidden.insert(name, node);
+    }
+
+    fn own(&mut self, name: &str, owner: &str) {
+        let owned = self.by_owner.entry(owner.to_owned()).or_default();
+        owned.insert(name.to_owned());
+    }
+
+    /// Shows what was opened with a node.
+    pub(super) fn show(&mut self, owner: &str) {
+        for name in self.by_owner.get(owner).into_iter().flatten() {
+            if let Some(node) = self.hidden.remove(name) {
+                self.by_name.insert(name.clone(), node);
+            }
+        }
+    }
+
     pub(super) fn remove(&mut self, name: &str) -> Option<Node> {
-        let node = self.by_name.remove(name)?;
+        let shown = self.by_name.remove(name);
+        let node = shown.or_else(|| self.hidden.remove(name))?;
         self.disown(name, &node.owner);
         Some(node)
     }
@@ -60,8 +118,7 @@ impl NodeTable {
         };
         let old = std::mem::replace(&mut node.owner, owner.to_owned());
         self.disown(name, &old);
-        let owned = self.by_owner.entry(owner.to_owned()).or_default();
-        owned.insert(name.to_owned());
+        self.own(name, owner);
     }
 
     fn disown(&mut self, name: &str, owner: &str) {

@@ -20,7 +20,9 @@ impl Nodes {
     /// If a node was not closed cleanly; says which. All nodes are closed all the same.
     pub async fn close(self) -> Result<()> {
         let roots = std::mem::take(&mut self.lock().roots);
-        self.close_roots(roots).await
+        let closed = self.close_roots(roots).await;
+        self.close_abandoned().await;
+        closed
     }
 
     /// Closes some of the nodes that were asked for, and those made with them.
@@ -96,19 +98,22 @@ impl Nodes {
 
     /// Closes a node and all that it owns, and forgets them.
     pub(super) async fn close_owned(&self, owner: &str) -> Result<()> {
-        let owned = {
-            let mut named = self.lock();
-            named.hand_over(owner);
-            named.take_owned(owner, self.live)
-        };
+        let owned = self.lock().take_closed(owner, self.live);
         let mut result = Ok(());
         for kind in owned {
-            result = result.and(match kind {
-                NodeKind::Device(device) => device.close().await,
-                NodeKind::Storage(storage) => storage.close().await,
-            });
+            result = result.and(kind.close().await);
         }
         result
+    }
+}
+
+impl NodeKind {
+    /// Closes what a node is.
+    pub(super) async fn close(self) -> Result<()> {
+        match self {
+            NodeKind::Device(device) => device.close().await,
+            NodeKind::Storage(storage) => storage.close().await,
+        }
     }
 }
 
@@ -148,9 +153,16 @@ impl NamedNode {
     /// Whether a use is that of a node of another owner.
     pub(super) fn is_foreign(&self, one: &Use, owner: &str) -> bool {
         match &one.user {
-            User::Node(user) => self.nodes.get(user).is_none_or(|node| node.owner != owner),
+            // One that is being opened may not have been noted itself yet.
+            User::Node(user) => self.nodes.owner(user).or(one.owner.as_deref()) != Some(owner),
             _ => false,
         }
+    }
+
+    /// Takes a node and all that goes with it out, to be closed in this order.
+    pub(super) fn take_closed(&mut self, owner: &str, is_live: bool) -> Vec<NodeKind> {
+        self.hand_over(owner);
+        self.take_owned(owner, is_live)
     }
 
     /// Takes a node and all that it owns out, itself first, then what stands below it.
@@ -198,7 +210,8 @@ impl NamedNode {
     fn heir_of_one(&self, owner: &str) -> Option<(String, String)> {
         let heir = |one: &Use| match &one.user {
             User::Node(above) if self.is_foreign(one, owner) => {
-                Some(self.nodes.get(above)?.owner.clone())
+                let heir = self.nodes.owner(above).or(one.owner.as_deref());
+                heir.map(str::to_owned)
             }
             _ => None,
         };

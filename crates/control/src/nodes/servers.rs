@@ -15,6 +15,7 @@ use vellum_storage::Storage;
 
 use super::Nodes;
 use crate::graph::NodeKind;
+use crate::open::Ancestry;
 
 /// So much is read of a storage to hear whether it answers: what any block of a disk holds.
 const PROBE_BYTES: usize = 512;
@@ -24,7 +25,14 @@ const LOOKS: u32 = 20;
 
 /// The servers; clones share them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Servers(Arc<Mutex<Vec<Weak<NbdStorage>>>>);
+pub(super) struct Servers(Arc<Mutex<Vec<Server>>>);
+
+#[derive(Debug, Clone)]
+struct Server {
+    storage: Weak<NbdStorage>,
+    /// The node that is being opened on it.
+    opening: Option<String>,
+}
 
 /// A server that is waited for.
 struct WaitedFor {
@@ -51,11 +59,32 @@ impl WaitedFor {
 }
 
 impl Nodes {
-    /// Notes that a node stands on a server.
-    pub(crate) fn note_server(&self, server: &Arc<NbdStorage>) {
+    /// Notes that a node, which is opened at a place, stands on a server.
+    pub(crate) fn note_server(&self, server: &Arc<NbdStorage>, place: &Ancestry) {
         let mut servers = self.servers.0.lock();
-        servers.retain(|one| one.strong_count() > 0);
-        servers.push(Arc::downgrade(server));
+        servers.retain(|one| one.storage.strong_count() > 0);
+        servers.push(Server {
+            storage: Arc::downgrade(server),
+            opening: place.opening_root().map(str::to_owned),
+        });
+    }
+
+    /// Notes that a node has been opened: others use its servers from now on.
+    pub(super) fn note_opened(&self, root: &str) {
+        for server in self.servers.0.lock().iter_mut() {
+            if server.opening.as_deref() == Some(root) {
+                server.opening = None;
+            }
+        }
+    }
+
+    /// Gives up the servers of a node that is not to be opened any more.
+    pub(super) fn give_up_servers_of(&self, root: &str) {
+        let servers = self.servers.0.lock();
+        let own = servers.iter();
+        let own = own.filter(|server| server.opening.as_deref() == Some(root));
+        own.filter_map(|server| server.storage.upgrade())
+            .for_each(|storage| storage.give_up());
     }
 
     /// Has all that stands on a server be made durable, at the same time: servers that do not
@@ -98,8 +127,8 @@ impl Nodes {
     /// on a server any more.
     pub(crate) async fn give_up_silent_servers(&self, patience: Duration) {
         let known = self.servers.0.lock().clone();
-        let waited_for = |server| WaitedFor {
-            server,
+        let waited_for = |server: Server| WaitedFor {
+            server: server.storage,
             progress: None,
             since: lane::now(),
         };

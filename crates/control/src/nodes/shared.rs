@@ -25,6 +25,7 @@ use crate::filename;
 use crate::files::Files;
 use crate::flags::OpenFlags;
 use crate::graph::OpenContext;
+use crate::open::Ancestry;
 use crate::options::Options;
 
 use super::{MADE_UP, NamedNode, User, invalid};
@@ -78,6 +79,13 @@ impl SharedNodes {
     pub(super) fn forget(&mut self, name: &str) {
         self.0.retain(|_, node| node != name);
     }
+
+    /// Adds those that were opened beside these. Of two that show the same the first one stays.
+    pub(super) fn add(&mut self, others: BTreeMap<BaseKey, String>) {
+        for (key, name) in others {
+            self.0.entry(key).or_insert(name);
+        }
+    }
 }
 
 impl super::Nodes {
@@ -107,15 +115,30 @@ impl super::Nodes {
         if let Some(bases) = &self.bases {
             return bases.0.lock().get(key)?.upgrade();
         }
-        let name = self.lock().shared.0.get(key).cloned()?;
+        let name = {
+            let mut named = self.lock();
+            let own = around.place.opening_root();
+            let own = own.and_then(|root| named.openings.shared_of(root)?.get(key).cloned());
+            own.or_else(|| named.shared.0.get(key).cloned())?
+        };
         // One that a job is changing is nobody else's.
         self.stand_on(&around.place, &name, &around.flags).ok()
     }
 
-    /// Lets others stand on a backing file: the node of a name, where it has one.
-    pub(crate) fn share(&self, key: BaseKey, name: Option<String>, device: &Arc<dyn BlockDevice>) {
+    /// Lets others stand on a backing file that was opened for the image at a place: the node of a name,
+    /// where it has one.
+    pub(crate) fn share(
+        &self,
+        place: &Ancestry,
+        key: BaseKey,
+        (name, device): (Option<String>, &Arc<dyn BlockDevice>),
+    ) {
         if let Some(name) = name {
-            self.lock().shared.0.insert(key, name);
+            let mut named = self.lock();
+            let named = &mut *named;
+            let own = place.opening_root();
+            let own = own.and_then(|root| named.openings.shared_of(root));
+            own.unwrap_or(&mut named.shared.0).insert(key, name);
         } else if let Some(bases) = &self.bases {
             let mut bases = bases.0.lock();
             bases.retain(|_, device| device.strong_count() > 0);
@@ -139,6 +162,9 @@ impl NamedNode {
             false
         };
         self.shared.0.retain(|_, name| !is_over(name));
+        for shared in self.openings.all_shared() {
+            shared.retain(|_, name| !is_over(name));
+        }
     }
 
     /// Refuses to change what the chains of several images, but one, have in common and nobody

@@ -2,6 +2,7 @@ pub(crate) mod durable;
 mod led;
 mod merged;
 mod moments;
+mod opening;
 mod reopened;
 mod resized;
 pub(crate) mod volatile;

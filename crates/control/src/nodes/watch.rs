@@ -125,7 +125,7 @@ impl super::NamedNode {
     fn forget_watches(&mut self) {
         if self.watches.len() > 2 * self.nodes.len() + 16 {
             let nodes = &self.nodes;
-            self.watches.retain(|name, _| nodes.contains_key(name));
+            self.watches.retain(|name, _| nodes.is_there(name));
         }
     }
 }

@@ -6,7 +6,8 @@ use vellum::qcow2::AsQcow2;
 use crate::Nodes;
 use crate::drivers::copy_before_write::{MIN_GRAIN_BYTES, check_min_cluster};
 use crate::node_bitmap as bitmap;
-use crate::nodes::unknown;
+use crate::nodes::{NewNode, unknown};
+use crate::open::Turns;
 use crate::qmp::{Arguments, Failure, Outcome};
 use vellum_jobs::live::WhenFull;
 
@@ -14,7 +15,7 @@ use super::super::jobs::backup::{BackedUp, Backup, Bitmap, BitmapMode, Sync};
 use super::super::jobs::failures::ErrorPolicies;
 use super::super::jobs::fleece::Fleecing;
 use super::super::jobs::{Job, JobNodes, Settings};
-use super::targets::{Backing, NewTarget};
+use super::targets::{Backing, NewTarget, changed_meanwhile};
 use super::{Daemon, bitmaps, jobs};
 
 /// How a backup is asked for. The words are those of the command.
@@ -140,20 +141,18 @@ fn take_tuning(mut tuning: Arguments) -> Result<Tuning, Failure> {
 }
 
 impl BackupArguments {
-    /// Opens the target, which is made if it is not there.
-    async fn open_target(&mut self, nodes: &Nodes, target: &NewTarget) -> Result<String, Failure> {
-        let below = nodes.below_filters(&self.source);
-        if self.sync == TOP && below.is_none() {
-            self.sync = FULL;
+    /// What a new target stands on, as the graph is.
+    fn plan(&self, nodes: &Nodes, target: &NewTarget) -> Result<Backing, Failure> {
+        if !nodes.contains(&self.source) {
+            return Err(unknown(&self.source).into());
         }
-        let backing = match (self.sync.1, below) {
+        nodes.check_no_job(&self.source)?;
+        Ok(match (self.sync.1, nodes.below_filters(&self.source)) {
             // It is to show what the source showed.
             (Sync::None, _) => Backing::Needed(self.source.clone()),
             (Sync::Top, Some(below)) if !target.is_there => Backing::Needed(below),
             _ => Backing::Own,
-        };
-        let rest = [("discard", "unmap"), ("detect-zeroes", "unmap")];
-        target.open(nodes, &self.source, &backing, &rest).await
+        })
     }
 
     /// How its words go together: what becomes of the bitmap.
@@ -261,8 +260,21 @@ impl BackupArguments {
 pub(super) struct BackupRequest {
     wanted: BackupArguments,
     settings: (Settings, i64),
-    /// The target, where that is no node yet.
-    new_target: Option<NewTarget>,
+    target: Target,
+}
+
+/// Where the target comes from.
+enum Target {
+    /// It is a node that is there.
+    Named,
+    /// It is opened for the backup alone.
+    File(NewTarget),
+    /// That is open, as the graph was then.
+    Opened {
+        new: NewNode,
+        backing: Backing,
+        file: NewTarget,
+    },
 }
 
 impl BackupRequest {
@@ -274,20 +286,20 @@ impl BackupRequest {
         Ok(BackupRequest {
             wanted,
             settings,
-            new_target: None,
+            target: Target::Named,
         })
     }
 
     /// Takes all arguments of `drive-backup`.
     pub(super) fn take_drive(mut arguments: Arguments) -> Result<BackupRequest, Failure> {
         let wanted = take(&mut arguments)?;
-        let new_target = NewTarget::take(&mut arguments, &wanted.target)?;
+        let target = NewTarget::take(&mut arguments, &wanted.target)?;
         let settings = jobs::take_settings(&mut arguments, "backup")?;
         arguments.finish()?;
         Ok(BackupRequest {
             wanted,
             settings,
-            new_target: Some(new_target),
+            target: Target::File(target),
         })
     }
 
@@ -298,10 +310,34 @@ impl BackupRequest {
 
     /// The node that it is backed up to, where there is one already.
     pub(super) fn target(&self) -> Option<&str> {
-        match &self.new_target {
-            None => Some(&self.wanted.target),
-            Some(_) => None,
+        match &self.target {
+            Target::Named => Some(&self.wanted.target),
+            Target::File(_) | Target::Opened { .. } => None,
         }
+    }
+
+    /// Opens a target that is new, before what there is is held. With turns of its own, the source may
+    /// not be there yet: another action of the same transaction may make it.
+    pub(super) async fn open(&mut self, nodes: &Nodes, turns: Turns) -> Result<(), Failure> {
+        let Target::File(target) = &self.target else {
+            return Ok(());
+        };
+        if turns == Turns::Own && !nodes.contains(&self.wanted.source) {
+            return Ok(());
+        }
+        let backing = {
+            let _turn = turns.take(nodes).await;
+            self.wanted.plan(nodes, target)?
+        };
+        let rest = [("discard", "unmap"), ("detect-zeroes", "unmap")];
+        let opening = target.open((nodes, turns), &self.wanted.source, &backing, &rest);
+        let new = opening.await?;
+        self.target = Target::Opened {
+            new,
+            backing,
+            file: target.clone(),
+        };
+        Ok(())
     }
 
     /// Prepares the job.
@@ -310,14 +346,27 @@ impl BackupRequest {
         daemon: &Daemon,
         nodes: &Nodes,
     ) -> Result<(Rc<Job>, Backup), Failure> {
-        if !nodes.contains(&self.wanted.source) {
-            return Err(unknown(&self.wanted.source).into());
-        }
-        let Some(new_target) = self.new_target.take() else {
-            return self.prepare_on(daemon, nodes, false).await;
+        self.open(nodes, Turns::Held).await?;
+        let (new, backing, file) = match std::mem::replace(&mut self.target, Target::Named) {
+            Target::Opened { new, backing, file } => (new, backing, file),
+            Target::File(_) | Target::Named if nodes.contains(&self.wanted.source) => {
+                return self.prepare_on(daemon, nodes, false).await;
+            }
+            Target::File(_) | Target::Named => return Err(unknown(&self.wanted.source).into()),
         };
-        nodes.check_no_job(&self.wanted.source)?;
-        let target = self.wanted.open_target(nodes, &new_target).await?;
+        let is_still = match self.wanted.plan(nodes, &file) {
+            Ok(now) if now != backing => Err(changed_meanwhile(&self.wanted.source)),
+            now => now.map(drop),
+        };
+        if let Err(failure) = is_still {
+            let _ = new.discard().await;
+            return Err(failure);
+        }
+        if self.wanted.sync == TOP && nodes.below_filters(&self.wanted.source).is_none() {
+            self.wanted.sync = FULL;
+        }
+        let target = new.name().to_owned();
+        daemon.show(new).await?;
         self.wanted.target.clone_from(&target);
         let prepared = self.prepare_on(daemon, nodes, true).await;
         if prepared.is_err() {
@@ -372,7 +421,9 @@ impl BackupRequest {
     }
 }
 
-async fn begin(daemon: Rc<Daemon>, asked: BackupRequest) -> Outcome {
+async fn begin(daemon: Rc<Daemon>, mut asked: BackupRequest) -> Outcome {
+    let opening = asked.open(&daemon.nodes, Turns::Own);
+    daemon.open_beside(opening).await?;
     let parts = daemon.parts.lock().await;
     let (job, backup) = asked.prepare(&daemon, &parts.nodes).await?;
     jobs::begin(&daemon, job, Ok(backup))

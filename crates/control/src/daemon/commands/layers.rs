@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use vellum::BlockDevice;
+
 use super::jobs::{not_in_chain, place_in};
 use crate::backing;
 use crate::filename;
@@ -174,13 +176,16 @@ fn is_path_of(above: &str, name: &str, own: &str) -> bool {
 }
 
 /// Whether an image says in its header that it stands on a node's file.
-pub(super) fn stands_by_header_on(nodes: &Nodes, image: &str, node: &str) -> Result<bool, Failure> {
-    let info = nodes.device(image)?;
-    let Some(name) = backing::named(&*info).name else {
+pub(super) fn stands_by_header_on(
+    nodes: &Nodes,
+    image: &dyn BlockDevice,
+    node: &str,
+) -> Result<bool, Failure> {
+    let Some(name) = backing::named(image).name else {
         return Ok(false);
     };
     let own = nodes.as_backing(node)?.name;
-    Ok(name == own || is_path_of(&info.info().name, &name, &own))
+    Ok(name == own || is_path_of(&image.info().name, &name, &own))
 }
 
 fn real(path: &str) -> Option<PathBuf> {

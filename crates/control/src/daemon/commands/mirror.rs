@@ -3,14 +3,15 @@
 use std::rc::Rc;
 
 use crate::Nodes;
-use crate::nodes::unknown;
+use crate::nodes::{NewNode, unknown};
+use crate::open::Turns;
 use crate::qmp::{Arguments, Failure, Outcome};
 
 use super::super::jobs::failures::ErrorPolicies;
 use super::super::jobs::mirror::{self, Mirrored, Sync};
 use super::super::jobs::{JobNodes, Settings};
 use super::jobs::{COPY_MODES, CopyMode};
-use super::targets::{Backing, NewTarget};
+use super::targets::{Backing, NewTarget, changed_meanwhile};
 use super::{Daemon, jobs, layers};
 
 /// QEMU's pieces are of this size at most, and so are ours.
@@ -35,7 +36,7 @@ const SYNC_WORDS: [(&str, SyncWord); 5] = [
 ];
 
 /// Where a target comes from.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TargetKind {
     /// It is a node.
     Named,
@@ -204,18 +205,79 @@ async fn open_overlay(
     nodes: &Nodes,
     target: &NewTarget,
     source: &str,
-) -> Result<Option<String>, Failure> {
+) -> Result<Option<NewNode>, Failure> {
     if target.format.as_deref() != Some("qcow2") {
         return Ok(None);
     }
     let later = Backing::Later(source.to_owned());
-    let name = target.open(nodes, source, &later, &[]).await?;
-    match layers::stands_by_header_on(nodes, &name, &nodes.skip_filters(source)) {
-        Ok(true) => Ok(Some(name)),
+    let new = target
+        .open((nodes, Turns::Own), source, &later, &[])
+        .await?;
+    let stands = {
+        let _turn = nodes.take_turn().await;
+        let image = new.device()?;
+        layers::stands_by_header_on(nodes, &*image, &nodes.skip_filters(source))
+    };
+    match stands {
+        Ok(true) => Ok(Some(new)),
         other => {
-            nodes.remove(&name).await?;
+            new.discard().await?;
             other.map(|_| None)
         }
+    }
+}
+
+/// What a target is to the source, as the graph is.
+#[derive(Debug, PartialEq, Eq)]
+struct TargetPlan {
+    backing: Backing,
+    kind: TargetKind,
+}
+
+impl TargetPlan {
+    /// Opens the target.
+    async fn open(
+        &self,
+        nodes: &Nodes,
+        target: &NewTarget,
+        asked: &MirrorArguments,
+    ) -> Result<(NewNode, TargetKind), Failure> {
+        let source = &asked.source;
+        if let (TargetKind::Existing, SyncWord::Known(Sync::None)) = (self.kind, asked.sync)
+            && let Some(new) = open_overlay(nodes, target, source).await?
+        {
+            return Ok((new, TargetKind::Overlay));
+        }
+        let opened = target.open((nodes, Turns::Own), source, &self.backing, &[]);
+        Ok((opened.await?, self.kind))
+    }
+}
+
+impl MirrorArguments {
+    /// What the target is to the source, if this can be mirrored.
+    fn plan(&self, nodes: &Nodes, target: &NewTarget) -> Result<TargetPlan, Failure> {
+        if !nodes.contains(&self.source) {
+            return Err(unknown(&self.source).into());
+        }
+        jobs::check_root(nodes, &self.source)?;
+        if self.replaces.is_some() && target.node_name.is_none() {
+            return Err(Failure::new(
+                "a node-name must be provided when replacing a named node of the graph",
+            ));
+        }
+        let backing = match self.sync {
+            SyncWord::Known(Sync::Top) => nodes
+                .below_filters(&self.source)
+                .map_or(Backing::Own, Backing::Usual),
+            SyncWord::Known(Sync::None) if !target.is_there => Backing::Later(self.source.clone()),
+            SyncWord::Known(Sync::Full | Sync::None) | SyncWord::Unsupported(_) => Backing::Own,
+        };
+        let kind = match (target.is_there, &backing) {
+            (true, _) => TargetKind::Existing,
+            (false, Backing::Later(_)) => TargetKind::Overlay,
+            (false, _) => TargetKind::New,
+        };
+        Ok(TargetPlan { backing, kind })
     }
 }
 
@@ -224,42 +286,21 @@ pub(super) async fn drive_mirror(daemon: Rc<Daemon>, mut arguments: Arguments) -
     let mut target = NewTarget::take(&mut arguments, &asked.target)?;
     target.node_name = arguments.text("node-name")?;
     arguments.finish()?;
+    let plan = asked.plan(&daemon.parts.lock().await.nodes, &target)?;
+    let opening = plan.open(&daemon.nodes, &target, &asked);
+    let (new, kind) = daemon.open_beside(opening).await?;
     let parts = daemon.parts.lock().await;
     let nodes = parts.nodes.clone();
-    if !nodes.contains(&asked.source) {
-        return Err(unknown(&asked.source).into());
+    let is_still = match asked.plan(&nodes, &target) {
+        Ok(now) if now != plan => Err(changed_meanwhile(&asked.source)),
+        now => now.map(drop),
+    };
+    if let Err(failure) = is_still {
+        let _ = new.discard().await;
+        return Err(failure);
     }
-    jobs::check_root(&nodes, &asked.source)?;
-    if asked.replaces.is_some() && target.node_name.is_none() {
-        return Err(Failure::new(
-            "a node-name must be provided when replacing a named node of the graph",
-        ));
-    }
-    let backing = match asked.sync {
-        SyncWord::Known(Sync::Top) => nodes
-            .below_filters(&asked.source)
-            .map_or(Backing::Own, Backing::Usual),
-        SyncWord::Known(Sync::None) if !target.is_there => Backing::Later(asked.source.clone()),
-        SyncWord::Known(Sync::Full | Sync::None) | SyncWord::Unsupported(_) => Backing::Own,
-    };
-    let kind = match (target.is_there, &backing) {
-        (true, _) => TargetKind::Existing,
-        (false, Backing::Later(_)) => TargetKind::Overlay,
-        (false, _) => TargetKind::New,
-    };
-    let overlay = match (kind, asked.sync) {
-        (TargetKind::Existing, SyncWord::Known(Sync::None)) => {
-            open_overlay(&nodes, &target, &asked.source).await?
-        }
-        _ => None,
-    };
-    let (name, kind) = match overlay {
-        Some(name) => (name, TargetKind::Overlay),
-        None => (
-            target.open(&nodes, &asked.source, &backing, &[]).await?,
-            kind,
-        ),
-    };
+    let name = new.name().to_owned();
+    daemon.show(new).await?;
     asked.target.clone_from(&name);
     let begun = asked.begin(&daemon, &nodes, kind).await;
     if begun.is_err() {

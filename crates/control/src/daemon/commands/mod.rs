@@ -238,6 +238,9 @@ pub async fn carry_out(daemon: &Rc<Daemon>, name: &str, arguments: Arguments) ->
         Some((known, command)) => {
             let noted = daemon.state.prepare(known, &arguments);
             let outcome = command(daemon.clone(), arguments).await;
+            // What was opened in vain.
+            let closed = daemon.nodes.close_abandoned();
+            daemon.stop.or_give_up(closed).await;
             daemon.record(noted, outcome).await
         }
         None => Err(Failure::of(

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use crate::daemon::schema::check::{Notation, check_blockdev};
 use crate::nodes::{Changes, RequiredAccess, User};
+use crate::open::Turns;
 use crate::qmp::{Arguments, Failure, Outcome};
 
 use super::{Daemon, done, no_device};
@@ -11,12 +12,10 @@ use super::{Daemon, done, no_device};
 pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
     let told = arguments.to_value();
     check_blockdev(&told, Notation::Json).map_err(Failure::new)?;
+    let opening = daemon.nodes.open_new(arguments.into_options()?, Turns::Own);
+    let new = daemon.open_beside(opening).await?;
     let parts = daemon.parts.lock().await;
-    let added = parts.nodes.add(arguments.into_options()?);
-    match daemon.stop.or_give_up(added).await {
-        Some(added) => added?,
-        None => return Err(Failure::new("The program ends before the node was opened")),
-    }
+    daemon.show(new).await?;
     // Users of an older node of that name were led elsewhere, those of this one were not.
     told["node-name"]
         .as_str()

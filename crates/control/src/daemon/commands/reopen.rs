@@ -36,9 +36,11 @@ pub(super) async fn reopen(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     let names: Vec<String> = names.map(str::to_owned).collect();
     // A server may not answer for as long as it likes. Whoever asks for this waits for it, and no
     // other command does.
+    daemon.wait_for_answers(&names).await?;
     daemon.nodes.flush_all(&names).await;
     let parts = daemon.parts.lock().await;
-    parts.nodes.reopen(all).await?;
+    // All that was written is durable before a node is closed, so this may be given up at the end.
+    daemon.open_beside(parts.nodes.reopen(all)).await?;
     done()
 }
 

@@ -8,7 +8,9 @@ use vellum::ErrorKind;
 use vellum::qcow2::info::SnapshotInfo;
 use vellum::qcow2::{AsQcow2, NewSnapshot, SnapshotSelector};
 
-use crate::nodes::{User, unknown, unknown_node};
+use crate::create_options::CreateSettings;
+use crate::nodes::{NewNode, User, unknown, unknown_node};
+use crate::open::Turns;
 use crate::options::{Options, Scalar};
 use crate::qmp::{Arguments, Failure, Outcome};
 use crate::{Nodes, create, filename, foreign};
@@ -28,6 +30,8 @@ enum Overlay {
         format: String,
         exists: bool,
     },
+    /// That one, open.
+    Opened(NewNode),
 }
 
 /// An overlay that is asked for: `blockdev-snapshot`, `blockdev-snapshot-sync`.
@@ -78,7 +82,7 @@ impl OverlayRequest {
 
     /// Whether it is opened for this.
     pub(super) fn is_new(&self) -> bool {
-        matches!(self.overlay, Overlay::File { .. })
+        matches!(self.overlay, Overlay::File { .. } | Overlay::Opened(_))
     }
 
     /// The node that it is put over.
@@ -90,36 +94,59 @@ impl OverlayRequest {
     pub(super) fn nodes(&self) -> Vec<String> {
         let overlay = match &self.overlay {
             Overlay::Node(overlay) => Some(overlay.clone()),
-            Overlay::File { .. } => None,
+            Overlay::File { .. } | Overlay::Opened(_) => None,
         };
         [self.node.clone()].into_iter().chain(overlay).collect()
     }
 
-    /// Has the users of the node use the overlay.
-    pub(super) async fn make(self, nodes: &Nodes) -> Result<MadeOverlay, Failure> {
+    /// Opens an overlay of its own, before what there is is held. With turns of its own, the node may not
+    /// be there yet: another action of the same transaction may put it over one.
+    pub(super) async fn open(&mut self, nodes: &Nodes, turns: Turns) -> Result<(), Failure> {
+        let Overlay::File {
+            device,
+            name,
+            filename,
+            format,
+            exists,
+        } = &self.overlay
+        else {
+            return Ok(());
+        };
+        if turns == Turns::Own && !nodes.contains(&self.node) {
+            return Ok(());
+        }
+        check_node(nodes, device.as_deref(), &self.node)?;
+        let Some(name) = name else {
+            return Err(Failure::new("New overlay node-name missing"));
+        };
+        if nodes.contains(name) {
+            return Err(Failure::new("New overlay node-name already in use"));
+        }
+        if !exists {
+            let settings = {
+                let _turn = turns.take(nodes).await;
+                settings_over(nodes, &self.node, filename, format)?
+            };
+            create::make(filename, format, &settings).await?;
+        }
+        let opening = nodes.open_new(describe(name, filename, format)?, turns);
+        self.overlay = Overlay::Opened(opening.await?);
+        Ok(())
+    }
+
+    /// Has the users of the node use the overlay. Whoever calls it holds the parts of the daemon.
+    pub(super) async fn make(mut self, daemon: &Daemon) -> Result<MadeOverlay, Failure> {
+        let nodes = &daemon.nodes;
+        self.open(nodes, Turns::Held).await?;
         let OverlayRequest { node, overlay } = self;
         let (overlay, is_new) = match overlay {
             Overlay::Node(overlay) => (overlay, false),
-            Overlay::File {
-                device,
-                name,
-                filename,
-                format,
-                exists,
-            } => {
-                check_node(nodes, device.as_deref(), &node)?;
-                let Some(name) = name else {
-                    return Err(Failure::new("New overlay node-name missing"));
-                };
-                if nodes.contains(&name) {
-                    return Err(Failure::new("New overlay node-name already in use"));
-                }
-                if !exists {
-                    make_file(nodes, &node, &filename, &format).await?;
-                }
-                nodes.add(describe(&name, &filename, &format)?).await?;
-                (name, true)
+            Overlay::Opened(new) => {
+                let overlay = new.name().to_owned();
+                daemon.show(new).await?;
+                (overlay, true)
             }
+            Overlay::File { .. } => return Err(unknown(&node).into()),
         };
         match nodes.snapshot(&node, &overlay).await {
             Ok(()) => Ok(MadeOverlay {
@@ -165,8 +192,13 @@ fn check_node(nodes: &Nodes, device: Option<&str>, node: &str) -> Result<(), Fai
     Ok(nodes.check_free(node)?)
 }
 
-/// Makes an image that stands on a node's.
-async fn make_file(nodes: &Nodes, node: &str, filename: &str, format: &str) -> Result<(), Failure> {
+/// What an image is made with that stands on a node's.
+fn settings_over(
+    nodes: &Nodes,
+    node: &str,
+    filename: &str,
+    format: &str,
+) -> Result<CreateSettings, Failure> {
     let mut settings = match create::settings(filename, format) {
         Ok(settings) => settings,
         Err(error) if error.kind() == ErrorKind::InvalidArgument => {
@@ -187,7 +219,7 @@ async fn make_file(nodes: &Nodes, node: &str, filename: &str, format: &str) -> R
     )?;
     let size_bytes = nodes.device(node)?.size_bytes();
     settings.set("size", &size_bytes.to_string())?;
-    Ok(create::make(filename, format, &settings).await?)
+    Ok(settings)
 }
 
 /// The options of an overlay that stands on nothing yet.
@@ -210,10 +242,13 @@ pub(super) async fn new_overlay(daemon: Rc<Daemon>, arguments: Arguments) -> Out
     carry_out(&daemon, OverlayRequest::take_new(arguments)?).await
 }
 
-async fn carry_out(daemon: &Daemon, request: OverlayRequest) -> Outcome {
+async fn carry_out(daemon: &Daemon, mut request: OverlayRequest) -> Outcome {
+    daemon
+        .open_beside(request.open(&daemon.nodes, Turns::Own))
+        .await?;
     daemon.wait_for_answers(&request.nodes()).await?;
     let parts = daemon.parts.lock().await;
-    let made = request.make(&parts.nodes).await?;
+    let made = request.make(daemon).await?;
     made.settle(&parts.nodes).await;
     done()
 }

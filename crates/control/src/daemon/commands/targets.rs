@@ -1,12 +1,14 @@
 //! Targets that a command makes, or opens, for its job alone: `drive-mirror`, `drive-backup`.
 
 use crate::create::{self, CreateRequest};
+use crate::nodes::NewNode;
+use crate::open::Turns;
 use crate::options::{Options, Scalar};
 use crate::qmp::{Arguments, Failure};
 use crate::{Nodes, filename};
 
 /// What a target is to be.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct NewTarget {
     pub(super) filename: String,
     pub(super) format: Option<String>,
@@ -50,33 +52,55 @@ impl NewTarget {
     }
 
     /// Makes the file if it is not there, of the size of the node `source` and of its format where
-    /// none is given, and opens it. Returns the name of the node. `rest` are its options beside.
+    /// none is given, and opens it. `rest` are its options beside.
     pub(super) async fn open(
         &self,
-        nodes: &Nodes,
+        (nodes, turns): (&Nodes, Turns),
         source: &str,
         backing: &Backing,
         rest: &[(&str, &str)],
-    ) -> Result<String, Failure> {
-        let format = match (&self.format, self.is_there) {
-            (None, false) => Some(nodes.device(source)?.info().format.to_owned()),
-            (format, _) => format.clone(),
+    ) -> Result<NewNode, Failure> {
+        let (format, new) = {
+            let _turn = turns.take(nodes).await;
+            let format = match (&self.format, self.is_there) {
+                (None, false) => Some(nodes.device(source)?.info().format.to_owned()),
+                (format, _) => format.clone(),
+            };
+            let new = match &format {
+                Some(format) if !self.is_there => {
+                    Some(self.describe(nodes, source, (format, backing.node()))?)
+                }
+                _ => None,
+            };
+            (format, new)
         };
-        if let (Some(format), false) = (&format, self.is_there) {
-            self.make(nodes, source, format, backing.node()).await?;
+        if let Some(request) = new {
+            let settings = create::prepare(&request).await?;
+            create::make(&request.filename, &request.format, &settings).await?;
         }
+        let options = self.options(format.as_deref(), backing, rest)?;
+        Ok(nodes.open_unlisted(options, turns).await?)
+    }
+
+    /// The options of its node.
+    fn options(
+        &self,
+        format: Option<&str>,
+        backing: &Backing,
+        rest: &[(&str, &str)],
+    ) -> Result<Options, Failure> {
         let mut options = Options::default();
         for (key, value) in rest {
             options.set_text(key, *value);
         }
-        if let Some(format) = &format {
-            options.set_text("driver", &**format);
+        if let Some(format) = format {
+            options.set_text("driver", format);
         }
         if let Some(name) = &self.node_name {
             options.set_text("node-name", &**name);
         }
         options.set_group("file", filename::node_options(&self.filename)?);
-        let takes_backing = format.as_deref() == Some("qcow2");
+        let takes_backing = format == Some("qcow2");
         match backing {
             Backing::Needed(node) => options.set_text("backing", &**node),
             Backing::Usual(node) if takes_backing => options.set_text("backing", &**node),
@@ -86,21 +110,21 @@ impl NewTarget {
             }
             Backing::Own | Backing::Usual(_) => {}
         }
-        Ok(nodes.add_unlisted(options).await?)
+        Ok(options)
     }
 
-    async fn make(
+    /// The file as it is to be made.
+    fn describe(
         &self,
         nodes: &Nodes,
         source: &str,
-        format: &str,
-        backing: Option<&str>,
-    ) -> Result<(), Failure> {
+        (format, backing): (&str, Option<&str>),
+    ) -> Result<CreateRequest, Failure> {
         let below = match backing {
             Some(backing) => Some(nodes.as_backing(backing)?),
             None => None,
         };
-        let request = CreateRequest {
+        Ok(CreateRequest {
             filename: self.filename.clone(),
             format: format.to_owned(),
             size_bytes: Some(nodes.device(source)?.size_bytes()),
@@ -108,8 +132,13 @@ impl NewTarget {
             backing_format: below.and_then(|below| below.format),
             unchecked_backing: true,
             ..CreateRequest::default()
-        };
-        let settings = create::prepare(&request).await?;
-        Ok(create::make(&self.filename, format, &settings).await?)
+        })
     }
+}
+
+/// The refusal of a target whose source stands on something else since it was looked at.
+pub(super) fn changed_meanwhile(source: &str) -> Failure {
+    Failure::new(format!(
+        "The backing chain of '{source}' has changed while the target was opened: try again"
+    ))
 }

@@ -17,6 +17,7 @@ use vellum_io::lane::sleep;
 
 use crate::Nodes;
 use crate::nodes::DrainedUsers;
+use crate::open::Turns;
 use crate::qmp::{Arguments, Failure, Outcome};
 
 use super::super::jobs::backup::Backup;
@@ -128,10 +129,19 @@ impl Action {
         }
     }
 
+    /// Opens what is new, before what there is is held.
+    async fn open(&mut self, nodes: &Nodes) -> Result<(), Failure> {
+        match self {
+            Action::Overlay(asked) => asked.open(nodes, Turns::Own).await,
+            Action::Backup(asked) => asked.open(nodes, Turns::Own).await,
+            Action::Abort | Action::Bitmap(_) | Action::Internal(_) => Ok(()),
+        }
+    }
+
     async fn make(self, daemon: &Daemon, nodes: &Nodes) -> Result<CompletedAction, Failure> {
         match self {
             Action::Internal(asked) => asked.make(nodes).await.map(CompletedAction::Internal),
-            Action::Overlay(asked) => asked.make(nodes).await.map(CompletedAction::Overlay),
+            Action::Overlay(asked) => asked.make(daemon).await.map(CompletedAction::Overlay),
             Action::Abort => Err(Failure::new("Transaction aborted using Abort action")),
             Action::Bitmap(change) => change
                 .make(daemon, nodes)
@@ -275,7 +285,7 @@ fn check_grouped(actions: &[Action]) -> Result<(), Failure> {
 
 pub(super) async fn carry_out(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
     let actions = arguments.need_objects("actions")?.into_iter();
-    let actions = actions
+    let mut actions = actions
         .map(Action::take)
         .collect::<Result<Vec<Action>, Failure>>()?;
     let mut is_grouped = false;
@@ -289,6 +299,9 @@ pub(super) async fn carry_out(daemon: Rc<Daemon>, mut arguments: Arguments) -> O
     arguments.finish()?;
     if is_grouped {
         check_grouped(&actions)?;
+    }
+    for action in &mut actions {
+        daemon.open_beside(action.open(&daemon.nodes)).await?;
     }
     let names: Vec<String> = actions.iter().flat_map(Action::nodes).collect();
     daemon.wait_for_answers(&names).await?;

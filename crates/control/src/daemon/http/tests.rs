@@ -50,7 +50,7 @@ impl Place {
 
     async fn add(&self, node: &str) -> Result<(), crate::daemon::Failure> {
         let options = Options::parse(node).expect("options");
-        self.daemon.parts.lock().await.add_node(options).await
+        self.daemon.add_node(options).await
     }
 
     async fn ask(&self, method: &str, target: &str, body: Value) -> Response {

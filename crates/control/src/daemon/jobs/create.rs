@@ -1,6 +1,9 @@
 //! `blockdev-create`: a file is made, or an image in a node.
 
+use std::pin::pin;
 use std::sync::Arc;
+
+use futures_util::future::{Either, select};
 
 use vellum::{Result, Storage};
 use vellum_jobs::live::CopyOutcome;
@@ -156,7 +159,14 @@ impl Create {
 impl Work for Create {
     async fn run(&mut self, job: &Job) -> Result<CopyOutcome> {
         job.set_progress(0, 1);
-        let made = self.make().await;
+        let made = {
+            // A server may take as long as it likes to answer.
+            let cancelled = job.until(Job::is_cancelled);
+            match select(pin!(self.make()), pin!(cancelled)).await {
+                Either::Left((made, _)) => made,
+                Either::Right(_) => return Ok(CopyOutcome::GivenUp),
+            }
+        };
         job.set_progress(1, 1);
         made.map(|()| CopyOutcome::All)
     }

@@ -15,8 +15,8 @@ use serde_json::{Map, Value, json};
 use super::described::{below, bottom_up, cannot_stand, place, references_of, stands_on};
 use super::restore::{SavedExport, SavedJob, SavedState, check_same, shown_instead};
 use crate::Nodes;
-use crate::daemon::Daemon;
 use crate::daemon::config::{PartKey, PartKind, Parts};
+use crate::daemon::{Daemon, Failure};
 use crate::options::Options;
 
 /// What is lost.
@@ -281,17 +281,30 @@ impl Lost {
     }
 }
 
-/// Adds a node that is lost, or leads it to where it stood.
-async fn bring_back(nodes: &Nodes, node: &Map<String, Value>) -> Result<(), String> {
-    let name = name_of(node);
+/// Adds a node that is lost, or leads it to where it stood, if `check` does not mind: others may have
+/// changed something while it was opened.
+async fn bring_back(
+    daemon: &Daemon,
+    node: &Map<String, Value>,
+    check: impl Fn() -> Result<(), Failure>,
+) -> Result<(), String> {
+    let (name, nodes) = (name_of(node), &daemon.nodes);
     let failed = |error: vellum::Error| {
         let why = crate::error_text(&error);
         format!("cannot bring the node '{name}' back: {why}")
     };
     if !nodes.contains(name) {
         let options = Options::from_object(node.clone()).map_err(failed)?;
-        return nodes.add_restored(options).await.map_err(failed);
+        let new = nodes.open_restored(options).await.map_err(failed)?;
+        let _parts = daemon.parts.lock().await;
+        if let Err(failure) = check() {
+            let _ = new.discard().await;
+            return Err(failure.0);
+        }
+        let shown = daemon.show(new).await;
+        return shown.map_err(|failure| failure.text);
     }
+    let _parts = daemon.parts.lock().await;
     let Some(was) = below(node) else {
         return Ok(());
     };
@@ -388,25 +401,25 @@ impl Daemon {
             (lost.nodes.clone(), lost.exports.clone(), lost.below.clone())
         };
         let (mut told, mut back) = (Vec::new(), BTreeSet::new());
-        let mut state = self.parts.lock().await;
         let (mut names, withheld) = {
             let lost = self.state.lost.lock();
-            (lost.names(), lost.withheld(&state.nodes))
+            (lost.names(), lost.withheld(&self.nodes))
         };
         let all: Vec<_> = nodes.iter().chain(&below).cloned().collect();
-        if let Err(failure) = check_same(&all, &withheld, &state.nodes) {
+        let check = || check_same(&all, &withheld, &self.nodes);
+        if let Err(failure) = check() {
             return (vec![failure.0], back);
         }
         for node in &nodes {
             let name = name_of(node);
             let is_wanted = wanted.get(&PartKey::new(PartKind::Disk, name)).is_some();
-            let is_there = state.nodes.contains(name);
+            let is_there = self.nodes.contains(name);
             if is_wanted && !is_there {
                 continue;
             }
             let brought = match stands_on(node, &names) {
                 Some(gone) => Err(cannot_stand(name, gone)),
-                None => bring_back(&state.nodes, node).await,
+                None => bring_back(self, node, check).await,
             };
             match brought {
                 Ok(()) => {
@@ -416,6 +429,7 @@ impl Daemon {
                 Err(text) => told.push(text),
             }
         }
+        let mut state = self.parts.lock().await;
         for export in exports {
             let is_wanted = wanted
                 .get(&PartKey::new(PartKind::Export, &*export.id))

@@ -17,6 +17,7 @@ use crate::Nodes;
 use crate::daemon::commands::object_type;
 use crate::daemon::config::{PartKey, PartKind, Parts};
 use crate::daemon::{Daemon, DaemonState, Failure, carry_out, message};
+use crate::nodes::NewNode;
 use crate::options::Options;
 use crate::qmp::Arguments;
 
@@ -291,7 +292,7 @@ impl Daemon {
         wanted: &Parts,
         keeps_lost: bool,
     ) -> Result<Vec<String>, Failure> {
-        let state = self.parts.lock().await;
+        let nodes = &self.nodes;
         let served = saved.exports.iter().map(|export| export.node.clone());
         let served: BTreeSet<String> = served.collect();
         let (mut lost, mut told) = (BTreeSet::new(), Vec::new());
@@ -303,7 +304,7 @@ impl Daemon {
                 .filter_map(|node| text(node, "node-name").ok());
             let is_wanted =
                 |name: &String| wanted.get(&PartKey::new(PartKind::Disk, &**name)).is_some();
-            lost.extend(names.filter(|name| is_wanted(name) && !state.nodes.contains(name)));
+            lost.extend(names.filter(|name| is_wanted(name) && !nodes.contains(name)));
         }
         for node in bottom_up(&saved.nodes) {
             let name = text(node, "node-name").map_err(message)?;
@@ -311,7 +312,7 @@ impl Daemon {
                 continue;
             }
             let gone = stands_on(node, &lost).map(|gone| cannot_stand(&name, gone));
-            let is_there = state.nodes.contains(&name);
+            let is_there = nodes.contains(&name);
             if !saved.is_own(PartKind::Disk, &name, wanted) || is_there {
                 if let Some(text) = gone.filter(|_| is_there) {
                     // It is another disk so.
@@ -325,11 +326,13 @@ impl Daemon {
                 Some(text) => Err(text),
                 None => {
                     let options = Options::from_object(node.clone())?;
-                    let added = state.nodes.add_restored(options).await;
-                    added.map_err(|error| {
+                    let opened = nodes.open_restored(options).await;
+                    let opened = opened.map_err(|error| {
                         let why = crate::error_text(&error);
                         format!("cannot bring the node '{name}' back: {why}")
-                    })
+                    });
+                    let _parts = self.parts.lock().await;
+                    opened.map(NewNode::show)
                 }
             };
             if let Err(text) = added {
@@ -346,8 +349,9 @@ impl Daemon {
             }
             // One that is served was written to, whatever stands on it, and so was the image below limits.
             let below = below.filter(|below| !saved.is_own(PartKind::Disk, below, wanted));
-            if let Some(below) = below.filter(|below| !state.nodes.stands_on_any(below, &served)) {
-                state.nodes.stop_writing(below).await;
+            if let Some(below) = below.filter(|below| !nodes.stands_on_any(below, &served)) {
+                let _parts = self.parts.lock().await;
+                nodes.stop_writing(below).await;
             }
         }
         self.note_lost(saved, &lost);

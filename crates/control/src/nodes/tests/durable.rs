@@ -124,7 +124,9 @@ impl World {
             files: Vec::new(),
             writable: true,
         };
-        self.nodes.name(&below, &below, node, None).unwrap();
+        self.nodes
+            .name(&Ancestry::default(), &below, node, None)
+            .unwrap();
         self.nodes.lock().roots.push(below.clone());
         let text = format!("{},node-name={name}", how(&below));
         add(&self.nodes, &text).await.unwrap();

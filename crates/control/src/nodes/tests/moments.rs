@@ -128,10 +128,8 @@ fn the_moment_of_a_filter_ends_with_the_process() {
             "driver=copy-before-write,node-name=cbw,file=src,target=tgt",
             "driver=snapshot-access,node-name=snap,file=cbw",
         ] {
-            nodes
-                .add_restored(Options::parse(text).unwrap())
-                .await
-                .unwrap();
+            let options = Options::parse(text).unwrap();
+            nodes.open_restored(options).await.unwrap().show();
         }
         write(&nodes, "cbw", 0, 9).await;
         for round in ["as it came back", "opened anew"] {

@@ -1,0 +1,161 @@
+//! Nodes that are open and not shown yet.
+
+use super::*;
+
+/// A folder with the images `base`, and `one` and `two` over it.
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let base = image(&path("base"), "");
+    for over in ["one", "two"] {
+        image(
+            &path(over),
+            &format!("backing_file={base},backing_fmt=qcow2"),
+        );
+    }
+    folder
+}
+
+fn options(folder: &tempfile::TempDir, name: &str) -> Options {
+    let path = folder.path().join(name);
+    let path = path.display();
+    let text = format!(
+        "driver=qcow2,node-name={name},file.driver=file,file.filename={path},file.node-name={name}-file"
+    );
+    Options::parse(&text).unwrap()
+}
+
+async fn open(nodes: &Nodes, folder: &tempfile::TempDir, name: &str) -> Result<NewNode> {
+    nodes.open_new(options(folder, name), Turns::Own).await
+}
+
+fn listed(nodes: &Nodes) -> Vec<String> {
+    let mut names = nodes.bottom_up();
+    names.retain(|name| !nodes.is_made_up(name));
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn nobody_finds_a_node_before_it_is_shown() {
+    let folder = folder();
+    lane::block_on(async {
+        let nodes = Nodes::live();
+        let new = open(&nodes, &folder, "one").await.unwrap();
+        assert!(nodes.is_empty() && nodes.uses().is_empty(), "{nodes:?}");
+        assert!(nodes.descriptions(None).is_empty());
+        for name in ["one", "one-file"] {
+            assert!(!nodes.contains(name));
+            let text = format!("driver=null-co,node-name={name}");
+            let taken = add(&nodes, &text).await.unwrap_err();
+            assert_eq!(taken, format!("Duplicate nodes with node-name='{name}'"));
+            let below = format!("driver=raw,node-name=over,file={name}");
+            assert!(add(&nodes, &below).await.is_err());
+        }
+        new.show();
+        assert_eq!(listed(&nodes), ["one", "one-file"]);
+        nodes.remove("one").await.unwrap();
+        assert!(nodes.is_empty(), "{nodes:?}");
+    });
+}
+
+#[test]
+fn what_is_given_up_is_gone() {
+    let folder = folder();
+    lane::block_on(async {
+        let nodes = Nodes::live();
+        for is_dropped in [true, false] {
+            let new = open(&nodes, &folder, "one").await.unwrap();
+            match is_dropped {
+                true => drop(new),
+                false => new.discard().await.unwrap(),
+            }
+            nodes.close_abandoned().await;
+            assert!(nodes.is_empty(), "{nodes:?}");
+        }
+        // Names and locks are free again.
+        let new = open(&nodes, &folder, "one").await.unwrap();
+        new.show();
+        nodes.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_shared_backing_file_goes_to_an_image_that_is_being_opened() {
+    let folder = folder();
+    for is_shown in [true, false] {
+        lane::block_on(async {
+            let nodes = Nodes::live();
+            open(&nodes, &folder, "one").await.unwrap().show();
+            let base = nodes.backing_of("one").unwrap();
+            let new = open(&nodes, &folder, "two").await.unwrap();
+            nodes.remove("one").await.unwrap();
+            assert!(nodes.contains(&base));
+            if is_shown {
+                new.show();
+                assert_eq!(nodes.backing_of("two"), Some(base));
+                nodes.remove("two").await.unwrap();
+            } else {
+                new.discard().await.unwrap();
+            }
+            assert!(nodes.is_empty(), "{nodes:?}");
+        });
+    }
+}
+
+#[test]
+fn what_is_opened_at_once_is_shared_by_those_who_come_later() {
+    let folder = folder();
+    lane::block_on(async {
+        let nodes = Nodes::live();
+        let one = open(&nodes, &folder, "one").await.unwrap();
+        open(&nodes, &folder, "two").await.unwrap().show();
+        let base = nodes.backing_of("two");
+        one.show();
+        assert_ne!(nodes.backing_of("one"), base);
+        nodes.remove("one").await.unwrap();
+        open(&nodes, &folder, "one").await.unwrap().show();
+        assert_eq!(nodes.backing_of("one"), base);
+        nodes.close().await.unwrap();
+    });
+}
+
+#[test]
+fn what_an_opening_refers_to_is_not_opened_anew_under_it() {
+    let folder = folder();
+    lane::block_on(async {
+        let nodes = Nodes::live();
+        open(&nodes, &folder, "base").await.unwrap().show();
+        let over = Options::parse("driver=raw,node-name=over,file=base").unwrap();
+        let new = nodes.open_new(over, Turns::Own).await.unwrap();
+        let busy = nodes.set_writable("base", false).await.unwrap_err();
+        let expected = "Node 'base' is busy: 'over', which refers to it, is being opened";
+        assert_eq!(busy.message(), expected);
+        assert!(nodes.check_removal("base").is_err());
+        new.discard().await.unwrap();
+        nodes.set_writable("base", false).await.unwrap();
+        nodes.remove("base").await.unwrap();
+    });
+}
+
+#[test]
+fn references_are_taken_in_a_turn() {
+    let folder = folder();
+    lane::block_on(async {
+        let nodes = Nodes::live();
+        open(&nodes, &folder, "base").await.unwrap().show();
+        let turn = nodes.take_turn().await;
+        let over = Options::parse("driver=raw,node-name=over,file=base").unwrap();
+        let opening = vellum_io::spawn({
+            let nodes = nodes.clone();
+            async move { nodes.open_new(over, Turns::Own).await }
+        });
+        lane::sleep(std::time::Duration::from_millis(20)).await;
+        assert!(!nodes.is_used_by("base", |_| true));
+        drop(turn);
+        let new = opening.await.unwrap();
+        assert!(nodes.is_used_by("base", |_| true));
+        new.show();
+        nodes.close().await.unwrap();
+    });
+}
