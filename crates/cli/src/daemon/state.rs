@@ -64,18 +64,22 @@ pub(super) async fn bring_all(program: &Rc<Program>) -> Result<(), Failure> {
     if let Some(config) = &program.config {
         config.start(program).await?;
     }
+    // Once the disks are there that it may be about.
+    let saved = program.state.as_ref();
+    let saved = saved.map(|state| daemon.with_named_overlays(&state.saved, wanted));
+    let saved = saved.unwrap_or_default();
     if let Some(state) = &program.state {
         let keeps_lost = program.config.as_ref().is_some_and(ConfigFile::reports);
-        let restored = daemon.restore_nodes(&state.saved, wanted, keeps_lost).await;
+        let restored = daemon.restore_nodes(&saved, wanted, keeps_lost).await;
         for failure in restored.map_err(of_file(state))? {
             tell_lost(program, format!("{}: {failure}", state.path.display()));
         }
     }
     if let Some(state) = &program.state {
         // Before anybody is served.
-        let checked = daemon.check_restored(&state.saved).await;
+        let checked = daemon.check_restored(&saved).await;
         checked.map_err(of_file(state))?;
-        daemon.restore_leads(&state.saved, wanted);
+        daemon.restore_leads(&saved, wanted);
     }
     if let Some(config) = &program.config {
         config.start_exports(program).await?;
@@ -83,16 +87,16 @@ pub(super) async fn bring_all(program: &Rc<Program>) -> Result<(), Failure> {
     let Some(state) = &program.state else {
         return Ok(());
     };
-    let restored = daemon.restore_exports(&state.saved, wanted).await;
+    let restored = daemon.restore_exports(&saved, wanted).await;
     restored.map_err(of_file(state))?;
-    let restored = daemon.restore_chains(&state.saved, wanted).await;
+    let restored = daemon.restore_chains(&saved, wanted).await;
     restored.map_err(of_file(state))?;
-    for failure in daemon.restore_jobs(&state.saved).await {
+    for failure in daemon.restore_jobs(&saved).await {
         report::error(format!("{}: {failure}", state.path.display()));
     }
     let parts = match &program.config {
         Some(config) => config.parts_in_force().await,
         None => none,
     };
-    Ok(daemon.keep_state(&state.saved, &parts).await?)
+    Ok(daemon.keep_state(&saved, &parts).await?)
 }

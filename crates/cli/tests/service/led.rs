@@ -361,3 +361,76 @@ fn a_disk_that_the_file_lacks_for_a_start_comes_back_as_what_it_was() {
     place.write("disks.toml", &disk("", &["rw"]));
     expect_target_after_start(&place);
 }
+
+/// The file of disks names what a client has put over its disk: that is the disk from then on.
+#[test]
+fn an_overlay_that_the_file_names_by_now_is_the_disk() {
+    for (overlays, named) in [(1, 1), (2, 1), (2, 2), (3, 2)] {
+        let place = place("", &["rw"]);
+        let (service, mut client) = serve(&place);
+        let names = ["a", "over1", "over2", "over3"];
+        for at in 1..=overlays {
+            snapshot(&mut client, names[at - 1], names[at]);
+            let write = format!("write -q -P {} {}k 64k", at + 1, 64 * at);
+            place.io("rw", &[&write, "flush"]);
+        }
+        drop(client);
+        service.kill();
+        let text = disk("", &["rw"]);
+        let image = format!("image = '{}'", names[named]);
+        place.write("disks.toml", &text.replace("image = 'a'", &image));
+        let expected = if named == overlays {
+            "a"
+        } else {
+            names[overlays]
+        };
+        for round in 0..3 {
+            let (service, mut client) = serve(&place);
+            assert_eq!(shown(&mut client)["rw"], expected);
+            place.io("rw", &["read -q -P 1 0 64k"]);
+            for at in 1..=overlays {
+                let read = format!("read -q -P {} {}k 64k", at + 1, 64 * at);
+                place.io("rw", &[&read]);
+            }
+            if round > 0 {
+                place.io("rw", &["read -q -P 9 1M 64k"]);
+            }
+            place.io("rw", &["write -q -P 9 1M 64k", "flush"]);
+            drop(client);
+            service.kill();
+        }
+        // What is above is where it was, and nothing was written below.
+        let top = ["io", "-r", "-c", "read -q -P 9 1M 64k", names[overlays]];
+        place.must(VELLUM, &top);
+        place.must(VELLUM, &["io", "-r", "-c", "read -q -P 1 0 1M", "a"]);
+    }
+}
+
+/// An older image of the chain is none of them: users would lack what they have written.
+#[test]
+fn an_older_overlay_that_the_file_names_does_not_hide_what_is_above() {
+    let place = place("", &["rw"]);
+    let (service, mut client) = serve(&place);
+    snapshot(&mut client, "a", "over1");
+    place.io("rw", &["write -q -P 2 0 64k", "flush"]);
+    drop(client);
+    service.kill();
+    // Another image with the name of the overlay.
+    place.must("mv", &["over1", "kept"]);
+    place.must(VELLUM, &["create", "-q", "-f", "qcow2", "over1", "8M"]);
+    place.write(
+        "disks.toml",
+        &disk("", &["rw"]).replace("image = 'a'", "image = 'over1'"),
+    );
+    let refused = place.output(
+        VELLUM,
+        &["daemon", "--config", "disks.toml", "--state", "state"],
+    );
+    assert!(!refused.status.success());
+    place.must("mv", &["kept", "over1"]);
+    let (service, mut client) = serve(&place);
+    assert_eq!(shown(&mut client)["rw"], "a");
+    place.io("rw", &["read -q -P 2 0 64k"]);
+    drop(client);
+    service.end();
+}

@@ -16,6 +16,7 @@ mod content;
 mod described;
 mod file;
 mod lost;
+mod named;
 mod restore;
 
 use std::cell::RefCell;

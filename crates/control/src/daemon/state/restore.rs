@@ -22,7 +22,7 @@ use crate::options::Options;
 use crate::qmp::Arguments;
 
 /// What a state file says.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct SavedState {
     objects: Vec<Map<String, Value>>,
     server: Option<Map<String, Value>>,
@@ -34,13 +34,13 @@ pub struct SavedState {
     /// What jobs for these leave behind.
     pub(super) chains_left: Vec<Map<String, Value>>,
     /// From which nodes users were led, and to which.
-    led: Map<String, Value>,
+    pub(super) led: Map<String, Value>,
     /// The parts that a configuration had made, and the nodes that they were to have.
     pub(super) config: Map<String, Value>,
     /// Where the file is, whatever links lead there.
     place: PathBuf,
     /// Keeps other daemons away from the file.
-    _lock: Option<File>,
+    _lock: Option<Rc<File>>,
 }
 
 #[derive(Debug, Clone)]
@@ -169,7 +169,7 @@ impl SavedState {
     pub(super) fn at(self, place: PathBuf, lock: File) -> SavedState {
         SavedState {
             place,
-            _lock: Some(lock),
+            _lock: Some(Rc::new(lock)),
             ..self
         }
     }
@@ -179,7 +179,7 @@ impl SavedState {
     }
 
     /// Whether a part was made at run time, and is not wanted by a configuration now.
-    fn is_own(&self, kind: PartKind, name: &str, wanted: &Parts) -> bool {
+    pub(super) fn is_own(&self, kind: PartKind, name: &str, wanted: &Parts) -> bool {
         let key = PartKey::new(kind, name);
         !self.config.contains_key(&key.to_string()) && wanted.get(&key).is_none()
     }
