@@ -16,7 +16,7 @@ use crate::flags::{DetectZeroes, OpenFlags};
 use crate::foreign::{self, ForeignFormat};
 use crate::gate::FilePolicy;
 use crate::graph::{self, OpenContext, OpenedNode, Role};
-use crate::nodes::{Changes, ChildAccess, Nodes, Origin, Turn, inactive_child};
+use crate::nodes::{Changes, ChildAccess, Nodes, Origin, Turn, Turns, inactive_child};
 use crate::options::Options;
 use crate::probe::{PROBE_BYTES, Probed, probe};
 use crate::probed_raw::ProbedRaw;
@@ -47,25 +47,6 @@ pub(crate) struct Ancestry {
     pub(crate) kept: Vec<Arc<FileStorage>>,
     /// The node that owns what is made here is being opened, and not shown yet.
     opening: Option<Turns>,
-}
-
-/// In whose turn an opening takes what it refers to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turns {
-    /// In turns of its own: it is opened beside everything else.
-    Own,
-    /// In that of whoever asks for it, who changes the graph.
-    Held,
-}
-
-impl Turns {
-    /// Waits for a turn, unless there is one.
-    pub(crate) async fn take(self, nodes: &Nodes) -> Option<Turn> {
-        match self {
-            Turns::Own => Some(nodes.take_turn().await),
-            Turns::Held => None,
-        }
-    }
 }
 
 fn invalid(message: impl Into<String>) -> Error {

@@ -306,3 +306,29 @@ fn overlays_of_one_image_are_opened_anew_under_a_client() {
     place.io("c", &["read -P 5 0 1M"]);
     service.end();
 }
+
+/// A disk that comes with a reload may have a server that does not answer.
+#[test]
+fn a_reload_that_waits_for_a_server_holds_nobody_up() {
+    let place = Place::new();
+    let listener = std::os::unix::net::UnixListener::bind(place.path("quiet")).expect("a socket");
+    place.write("disks.toml", DAEMON);
+    let service = place.serve(&["--config", "disks.toml"]);
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    let slow = "[[disk]]\nname = 'slow'\nimage = 'nbd+unix:///?socket=quiet'\nformat = 'raw'\n";
+    place.write("disks.toml", &format!("{DAEMON}{slow}"));
+    service.signal("-HUP");
+    let (_client, _) = listener.accept().expect("the daemon");
+    let begun = std::time::Instant::now();
+    client.must("query-named-block-nodes", json!({}));
+    client.must(
+        "blockdev-add",
+        json!({"driver": "null-co", "node-name": "n"}),
+    );
+    client.must("blockdev-del", json!({"node-name": "n"}));
+    drop(client);
+    service.signal("-TERM");
+    service.wait();
+    let taken = begun.elapsed();
+    assert!(taken < std::time::Duration::from_secs(3), "{taken:?}");
+}

@@ -164,7 +164,9 @@ impl Nodes {
     pub(super) async fn hold_but(&self, name: &str, spared: &[User]) -> Result<DrainedUsers> {
         let (above, links) = {
             let named = self.lock();
-            let above = named.standing_directly(&[name.to_owned()]);
+            let mut above = named.standing_directly(&[name.to_owned()]);
+            // What is being opened has no users yet.
+            above.retain(|upper| upper == name || named.nodes.contains_key(upper));
             (above, named.links(name, spared)?)
         };
         let mut held_above = Vec::new();

@@ -57,7 +57,7 @@ use vellum_storage::nodes::watch::WriteWatch;
 use crate::OpenFlags;
 use crate::files::Files;
 use crate::graph::{NodeKind, OpenContext, OpenedNode, Role};
-use crate::open::{Ancestry, Turns};
+use crate::open::Ancestry;
 use crate::options::Options;
 
 pub(crate) use access::ChildAccess;
@@ -69,6 +69,7 @@ pub(crate) use descriptions::DescriptionMemo;
 pub(crate) use inventory::{Inventory, NodeState, Wanted};
 use node_table::NodeTable;
 use opening::Openings;
+pub(crate) use opening::Turns;
 pub use opening::{NewNode, Turn};
 pub(crate) use reopen::may_change;
 use shared::SharedNodes;
@@ -225,71 +226,6 @@ impl Nodes {
     /// Whether nodes can be changed while they are used.
     pub fn are_live(&self) -> bool {
         self.live
-    }
-
-    /// Opens a node and gives it the name that its `node-name` says. Takes a turn in the end.
-    ///
-    /// # Errors
-    /// In QEMU's words, as far as it has some.
-    pub async fn add(&self, options: Options) -> Result<()> {
-        let new = self.open_new(options, Turns::Own).await?;
-        let _turn = self.take_turn().await;
-        new.show();
-        Ok(())
-    }
-
-    /// Opens a node as [`Nodes::add`] does, which nobody finds before it is shown: beside all that is done
-    /// with others, or in the turn of whoever asks.
-    ///
-    /// # Errors
-    /// As [`Nodes::add`].
-    pub(crate) async fn open_new(&self, options: Options, turns: Turns) -> Result<NewNode> {
-        self.open_named(options, (turns, false)).await
-    }
-
-    /// As [`Nodes::open_new`], as a state file says that the node was when another process ended.
-    ///
-    /// # Errors
-    /// As [`Nodes::add`].
-    pub(crate) async fn open_restored(&self, options: Options) -> Result<NewNode> {
-        self.open_named(options, (Turns::Own, true)).await
-    }
-
-    async fn open_named(&self, options: Options, how: (Turns, bool)) -> Result<NewNode> {
-        let Some(driver) = options.get_text("driver").map(str::to_owned) else {
-            return Err(invalid("Parameter 'driver' is missing"));
-        };
-        let Some(name) = options.get_text("node-name").map(str::to_owned) else {
-            return Err(invalid("'node-name' must be specified for the root node"));
-        };
-        self.check_new_name(&name)?;
-        crate::drivers::find(&driver).map_err(|_| {
-            invalid(format!(
-                "Parameter 'driver' does not accept value '{driver}'"
-            ))
-        })?;
-        self.open_root(&name, options, how).await
-    }
-
-    /// As [`Nodes::open_new`], a node that a command needs for itself. Without a name it is given one, and
-    /// without a driver it is an image of a format that its content tells.
-    ///
-    /// # Errors
-    /// As [`Nodes::add`].
-    pub(crate) async fn open_unlisted(
-        &self,
-        mut options: Options,
-        turns: Turns,
-    ) -> Result<NewNode> {
-        let name = match options.get_text("node-name").map(str::to_owned) {
-            Some(name) => {
-                self.check_new_name(&name)?;
-                name
-            }
-            None => self.make_up_name(),
-        };
-        options.set_text("node-name", &*name);
-        self.open_root(&name, options, (turns, false)).await
     }
 
     fn lock(&self) -> MutexGuard<'_, NamedNode> {

@@ -22,11 +22,30 @@ use super::{NamedNode, Nodes, duplicate, invalid, unknown_node};
 use crate::OpenFlags;
 use crate::gate::FilePolicy;
 use crate::graph::{self, NodeKind, OpenContext, Role};
-use crate::open::{Ancestry, Turns};
+use crate::open::Ancestry;
 use crate::options::Options;
 
 /// Nobody else changes the graph as long as it is there.
 pub type Turn = OwnedMutexGuard<()>;
+
+/// In whose turn an opening takes what it refers to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turns {
+    /// In turns of its own: it is opened beside everything else.
+    Own,
+    /// In that of whoever asks for it, who changes the graph.
+    Held,
+}
+
+impl Turns {
+    /// Waits for a turn, unless there is one.
+    pub(crate) async fn take(self, nodes: &Nodes) -> Option<Turn> {
+        match self {
+            Turns::Own => Some(nodes.take_turn().await),
+            Turns::Held => None,
+        }
+    }
+}
 
 /// What is being opened, by the node that was asked for.
 #[derive(Debug, Default)]
@@ -152,6 +171,71 @@ fn names_in(options: &Options) -> BTreeSet<String> {
 }
 
 impl Nodes {
+    /// Opens a node and gives it the name that its `node-name` says. Takes a turn in the end.
+    ///
+    /// # Errors
+    /// In QEMU's words, as far as it has some.
+    pub async fn add(&self, options: Options) -> Result<()> {
+        let new = self.open_new(options, Turns::Own).await?;
+        let _turn = self.take_turn().await;
+        new.show();
+        Ok(())
+    }
+
+    /// Opens a node as [`Nodes::add`] does, which nobody finds before it is shown: beside all that is done
+    /// with others, or in the turn of whoever asks.
+    ///
+    /// # Errors
+    /// As [`Nodes::add`].
+    pub(crate) async fn open_new(&self, options: Options, turns: Turns) -> Result<NewNode> {
+        self.open_named(options, (turns, false)).await
+    }
+
+    /// As [`Nodes::open_new`], as a state file says that the node was when another process ended.
+    ///
+    /// # Errors
+    /// As [`Nodes::add`].
+    pub(crate) async fn open_restored(&self, options: Options) -> Result<NewNode> {
+        self.open_named(options, (Turns::Own, true)).await
+    }
+
+    async fn open_named(&self, options: Options, how: (Turns, bool)) -> Result<NewNode> {
+        let Some(driver) = options.get_text("driver").map(str::to_owned) else {
+            return Err(invalid("Parameter 'driver' is missing"));
+        };
+        let Some(name) = options.get_text("node-name").map(str::to_owned) else {
+            return Err(invalid("'node-name' must be specified for the root node"));
+        };
+        self.check_new_name(&name)?;
+        crate::drivers::find(&driver).map_err(|_| {
+            invalid(format!(
+                "Parameter 'driver' does not accept value '{driver}'"
+            ))
+        })?;
+        self.open_root(&name, options, how).await
+    }
+
+    /// As [`Nodes::open_new`], a node that a command needs for itself. Without a name it is given one, and
+    /// without a driver it is an image of a format that its content tells.
+    ///
+    /// # Errors
+    /// As [`Nodes::add`].
+    pub(crate) async fn open_unlisted(
+        &self,
+        mut options: Options,
+        turns: Turns,
+    ) -> Result<NewNode> {
+        let name = match options.get_text("node-name").map(str::to_owned) {
+            Some(name) => {
+                self.check_new_name(&name)?;
+                name
+            }
+            None => self.make_up_name(),
+        };
+        options.set_text("node-name", &*name);
+        self.open_root(&name, options, (turns, false)).await
+    }
+
     /// Waits until nobody changes the graph; nobody does before what is returned is dropped.
     pub async fn take_turn(&self) -> Turn {
         self.turns.clone().lock_owned().await
@@ -185,7 +269,7 @@ impl Nodes {
     }
 
     /// Opens a node under its name, beside everything else, or in the turn of whoever asks.
-    pub(super) async fn open_root(
+    async fn open_root(
         &self,
         name: &str,
         options: Options,

@@ -6,8 +6,7 @@ use vellum::qcow2::AsQcow2;
 use crate::Nodes;
 use crate::drivers::copy_before_write::{MIN_GRAIN_BYTES, check_min_cluster};
 use crate::node_bitmap as bitmap;
-use crate::nodes::{NewNode, unknown};
-use crate::open::Turns;
+use crate::nodes::{NewNode, Turns, unknown};
 use crate::qmp::{Arguments, Failure, Outcome};
 use vellum_jobs::live::WhenFull;
 
@@ -15,7 +14,7 @@ use super::super::jobs::backup::{BackedUp, Backup, Bitmap, BitmapMode, Sync};
 use super::super::jobs::failures::ErrorPolicies;
 use super::super::jobs::fleece::Fleecing;
 use super::super::jobs::{Job, JobNodes, Settings};
-use super::targets::{Backing, NewTarget, changed_meanwhile};
+use super::targets::{Backing, NewTarget, TargetPlan, changed_meanwhile};
 use super::{Daemon, bitmaps, jobs};
 
 /// How a backup is asked for. The words are those of the command.
@@ -142,17 +141,18 @@ fn take_tuning(mut tuning: Arguments) -> Result<Tuning, Failure> {
 
 impl BackupArguments {
     /// What a new target stands on, as the graph is.
-    fn plan(&self, nodes: &Nodes, target: &NewTarget) -> Result<Backing, Failure> {
+    fn plan(&self, nodes: &Nodes, target: &NewTarget) -> Result<TargetPlan, Failure> {
         if !nodes.contains(&self.source) {
             return Err(unknown(&self.source).into());
         }
         nodes.check_no_job(&self.source)?;
-        Ok(match (self.sync.1, nodes.below_filters(&self.source)) {
+        let backing = match (self.sync.1, nodes.below_filters(&self.source)) {
             // It is to show what the source showed.
             (Sync::None, _) => Backing::Needed(self.source.clone()),
             (Sync::Top, Some(below)) if !target.is_there => Backing::Needed(below),
             _ => Backing::Own,
-        })
+        };
+        target.plan(nodes, &self.source, backing)
     }
 
     /// How its words go together: what becomes of the bitmap.
@@ -269,12 +269,15 @@ enum Target {
     Named,
     /// It is opened for the backup alone.
     File(NewTarget),
-    /// That is open, as the graph was then.
-    Opened {
-        new: NewNode,
-        backing: Backing,
-        file: NewTarget,
-    },
+    /// That is open.
+    Opened(Box<OpenedTarget>),
+}
+
+/// A target that is open, as the graph was then.
+struct OpenedTarget {
+    new: NewNode,
+    plan: TargetPlan,
+    file: NewTarget,
 }
 
 impl BackupRequest {
@@ -312,7 +315,7 @@ impl BackupRequest {
     pub(super) fn target(&self) -> Option<&str> {
         match &self.target {
             Target::Named => Some(&self.wanted.target),
-            Target::File(_) | Target::Opened { .. } => None,
+            Target::File(_) | Target::Opened(_) => None,
         }
     }
 
@@ -325,18 +328,14 @@ impl BackupRequest {
         if turns == Turns::Own && !nodes.contains(&self.wanted.source) {
             return Ok(());
         }
-        let backing = {
+        let plan = {
             let _turn = turns.take(nodes).await;
             self.wanted.plan(nodes, target)?
         };
         let rest = [("discard", "unmap"), ("detect-zeroes", "unmap")];
-        let opening = target.open((nodes, turns), &self.wanted.source, &backing, &rest);
-        let new = opening.await?;
-        self.target = Target::Opened {
-            new,
-            backing,
-            file: target.clone(),
-        };
+        let new = target.open((nodes, turns), &plan, &rest).await?;
+        let file = target.clone();
+        self.target = Target::Opened(Box::new(OpenedTarget { new, plan, file }));
         Ok(())
     }
 
@@ -347,15 +346,16 @@ impl BackupRequest {
         nodes: &Nodes,
     ) -> Result<(Rc<Job>, Backup), Failure> {
         self.open(nodes, Turns::Held).await?;
-        let (new, backing, file) = match std::mem::replace(&mut self.target, Target::Named) {
-            Target::Opened { new, backing, file } => (new, backing, file),
-            Target::File(_) | Target::Named if nodes.contains(&self.wanted.source) => {
-                return self.prepare_on(daemon, nodes, false).await;
-            }
-            Target::File(_) | Target::Named => return Err(unknown(&self.wanted.source).into()),
-        };
+        let OpenedTarget { new, plan, file } =
+            match std::mem::replace(&mut self.target, Target::Named) {
+                Target::Opened(opened) => *opened,
+                Target::File(_) | Target::Named if nodes.contains(&self.wanted.source) => {
+                    return self.prepare_on(daemon, nodes, false).await;
+                }
+                Target::File(_) | Target::Named => return Err(unknown(&self.wanted.source).into()),
+            };
         let is_still = match self.wanted.plan(nodes, &file) {
-            Ok(now) if now != backing => Err(changed_meanwhile(&self.wanted.source)),
+            Ok(now) if now != plan => Err(changed_meanwhile(&self.wanted.source)),
             now => now.map(drop),
         };
         if let Err(failure) = is_still {

@@ -3,15 +3,14 @@
 use std::rc::Rc;
 
 use crate::Nodes;
-use crate::nodes::{NewNode, unknown};
-use crate::open::Turns;
+use crate::nodes::{NewNode, Turns, unknown};
 use crate::qmp::{Arguments, Failure, Outcome};
 
 use super::super::jobs::failures::ErrorPolicies;
 use super::super::jobs::mirror::{self, Mirrored, Sync};
 use super::super::jobs::{JobNodes, Settings};
 use super::jobs::{COPY_MODES, CopyMode};
-use super::targets::{Backing, NewTarget, changed_meanwhile};
+use super::targets::{Backing, NewTarget, TargetPlan, changed_meanwhile};
 use super::{Daemon, jobs, layers};
 
 /// QEMU's pieces are of this size at most, and so are ours.
@@ -209,10 +208,8 @@ async fn open_overlay(
     if target.format.as_deref() != Some("qcow2") {
         return Ok(None);
     }
-    let later = Backing::Later(source.to_owned());
-    let new = target
-        .open((nodes, Turns::Own), source, &later, &[])
-        .await?;
+    let later = target.plan(nodes, source, Backing::Later(source.to_owned()))?;
+    let new = target.open((nodes, Turns::Own), &later, &[]).await?;
     let stands = {
         let _turn = nodes.take_turn().await;
         let image = new.device()?;
@@ -227,34 +224,8 @@ async fn open_overlay(
     }
 }
 
-/// What a target is to the source, as the graph is.
-#[derive(Debug, PartialEq, Eq)]
-struct TargetPlan {
-    backing: Backing,
-    kind: TargetKind,
-}
-
-impl TargetPlan {
-    /// Opens the target.
-    async fn open(
-        &self,
-        nodes: &Nodes,
-        target: &NewTarget,
-        asked: &MirrorArguments,
-    ) -> Result<(NewNode, TargetKind), Failure> {
-        let source = &asked.source;
-        if let (TargetKind::Existing, SyncWord::Known(Sync::None)) = (self.kind, asked.sync)
-            && let Some(new) = open_overlay(nodes, target, source).await?
-        {
-            return Ok((new, TargetKind::Overlay));
-        }
-        let opened = target.open((nodes, Turns::Own), source, &self.backing, &[]);
-        Ok((opened.await?, self.kind))
-    }
-}
-
 impl MirrorArguments {
-    /// What the target is to the source, if this can be mirrored.
+    /// What the target stands on, if this can be mirrored.
     fn plan(&self, nodes: &Nodes, target: &NewTarget) -> Result<TargetPlan, Failure> {
         if !nodes.contains(&self.source) {
             return Err(unknown(&self.source).into());
@@ -272,12 +243,28 @@ impl MirrorArguments {
             SyncWord::Known(Sync::None) if !target.is_there => Backing::Later(self.source.clone()),
             SyncWord::Known(Sync::Full | Sync::None) | SyncWord::Unsupported(_) => Backing::Own,
         };
-        let kind = match (target.is_there, &backing) {
+        target.plan(nodes, &self.source, backing)
+    }
+
+    /// Opens the target.
+    async fn open(
+        &self,
+        nodes: &Nodes,
+        target: &NewTarget,
+        plan: &TargetPlan,
+    ) -> Result<(NewNode, TargetKind), Failure> {
+        let kind = match (target.is_there, &plan.backing) {
             (true, _) => TargetKind::Existing,
             (false, Backing::Later(_)) => TargetKind::Overlay,
             (false, _) => TargetKind::New,
         };
-        Ok(TargetPlan { backing, kind })
+        if let (TargetKind::Existing, SyncWord::Known(Sync::None)) = (kind, self.sync)
+            && let Some(new) = open_overlay(nodes, target, &self.source).await?
+        {
+            return Ok((new, TargetKind::Overlay));
+        }
+        let new = target.open((nodes, Turns::Own), plan, &[]).await?;
+        Ok((new, kind))
     }
 }
 
@@ -287,7 +274,7 @@ pub(super) async fn drive_mirror(daemon: Rc<Daemon>, mut arguments: Arguments) -
     target.node_name = arguments.text("node-name")?;
     arguments.finish()?;
     let plan = asked.plan(&daemon.parts.lock().await.nodes, &target)?;
-    let opening = plan.open(&daemon.nodes, &target, &asked);
+    let opening = asked.open(&daemon.nodes, &target, &plan);
     let (new, kind) = daemon.open_beside(opening).await?;
     let parts = daemon.parts.lock().await;
     let nodes = parts.nodes.clone();

@@ -3,8 +3,7 @@
 use std::rc::Rc;
 
 use crate::daemon::schema::check::{Notation, check_blockdev};
-use crate::nodes::{Changes, RequiredAccess, User};
-use crate::open::Turns;
+use crate::nodes::{Changes, RequiredAccess, Turns, User};
 use crate::qmp::{Arguments, Failure, Outcome};
 
 use super::{Daemon, done, no_device};

@@ -6,15 +6,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 use vellum::ErrorKind;
 use vellum::qcow2::info::SnapshotInfo;
-use vellum::qcow2::{AsQcow2, NewSnapshot, SnapshotSelector};
+use vellum::qcow2::{AsQcow2, BackingName, NewSnapshot, SnapshotSelector};
 
 use crate::create_options::CreateSettings;
-use crate::nodes::{NewNode, User, unknown, unknown_node};
-use crate::open::Turns;
+use crate::nodes::{NewNode, Turns, User, unknown, unknown_node};
 use crate::options::{Options, Scalar};
 use crate::qmp::{Arguments, Failure, Outcome};
 use crate::{Nodes, create, filename, foreign};
 
+use super::targets::changed_meanwhile;
 use super::{Daemon, done};
 
 /// The image that is put over a node.
@@ -31,7 +31,11 @@ enum Overlay {
         exists: bool,
     },
     /// That one, open.
-    Opened(NewNode),
+    Opened {
+        new: NewNode,
+        /// What its header names and how large that was, where it was made.
+        below: Option<Below>,
+    },
 }
 
 /// An overlay that is asked for: `blockdev-snapshot`, `blockdev-snapshot-sync`.
@@ -82,7 +86,7 @@ impl OverlayRequest {
 
     /// Whether it is opened for this.
     pub(super) fn is_new(&self) -> bool {
-        matches!(self.overlay, Overlay::File { .. } | Overlay::Opened(_))
+        matches!(self.overlay, Overlay::File { .. } | Overlay::Opened { .. })
     }
 
     /// The node that it is put over.
@@ -94,7 +98,7 @@ impl OverlayRequest {
     pub(super) fn nodes(&self) -> Vec<String> {
         let overlay = match &self.overlay {
             Overlay::Node(overlay) => Some(overlay.clone()),
-            Overlay::File { .. } | Overlay::Opened(_) => None,
+            Overlay::File { .. } | Overlay::Opened { .. } => None,
         };
         [self.node.clone()].into_iter().chain(overlay).collect()
     }
@@ -122,15 +126,19 @@ impl OverlayRequest {
         if nodes.contains(name) {
             return Err(Failure::new("New overlay node-name already in use"));
         }
+        let mut below = None;
         if !exists {
-            let settings = {
+            let found = {
                 let _turn = turns.take(nodes).await;
-                settings_over(nodes, &self.node, filename, format)?
+                Below::of(nodes, &self.node)?
             };
+            let settings = settings_over(&found, filename, format)?;
             create::make(filename, format, &settings).await?;
+            below = Some(found);
         }
-        let opening = nodes.open_new(describe(name, filename, format)?, turns);
-        self.overlay = Overlay::Opened(opening.await?);
+        let new = nodes.open_new(describe(name, filename, format)?, turns);
+        let new = new.await?;
+        self.overlay = Overlay::Opened { new, below };
         Ok(())
     }
 
@@ -141,7 +149,12 @@ impl OverlayRequest {
         let OverlayRequest { node, overlay } = self;
         let (overlay, is_new) = match overlay {
             Overlay::Node(overlay) => (overlay, false),
-            Overlay::Opened(new) => {
+            Overlay::Opened { new, below } => {
+                let now = below.as_ref().map(|_| Below::of(nodes, &node));
+                if now.transpose()? != below {
+                    let _ = new.discard().await;
+                    return Err(changed_meanwhile(&node));
+                }
                 let overlay = new.name().to_owned();
                 daemon.show(new).await?;
                 (overlay, true)
@@ -192,13 +205,25 @@ fn check_node(nodes: &Nodes, device: Option<&str>, node: &str) -> Result<(), Fai
     Ok(nodes.check_free(node)?)
 }
 
-/// What an image is made with that stands on a node's.
-fn settings_over(
-    nodes: &Nodes,
-    node: &str,
-    filename: &str,
-    format: &str,
-) -> Result<CreateSettings, Failure> {
+/// What an image that is made stands on.
+#[derive(Debug, PartialEq, Eq)]
+struct Below {
+    name: BackingName,
+    size_bytes: u64,
+}
+
+impl Below {
+    /// That node.
+    fn of(nodes: &Nodes, node: &str) -> Result<Below, Failure> {
+        Ok(Below {
+            name: nodes.as_backing(node)?,
+            size_bytes: nodes.device(node)?.size_bytes(),
+        })
+    }
+}
+
+/// What an image is made with that stands on another one.
+fn settings_over(below: &Below, filename: &str, format: &str) -> Result<CreateSettings, Failure> {
     let mut settings = match create::settings(filename, format) {
         Ok(settings) => settings,
         Err(error) if error.kind() == ErrorKind::InvalidArgument => {
@@ -210,15 +235,9 @@ fn settings_over(
         }
         Err(error) => return Err(error.into()),
     };
-    let below = nodes.as_backing(node)?;
-    create::set_backing(
-        &mut settings,
-        format,
-        Some(&below.name),
-        below.format.as_deref(),
-    )?;
-    let size_bytes = nodes.device(node)?.size_bytes();
-    settings.set("size", &size_bytes.to_string())?;
+    let (name, kind) = (&below.name.name, below.name.format.as_deref());
+    create::set_backing(&mut settings, format, Some(name), kind)?;
+    settings.set("size", &below.size_bytes.to_string())?;
     Ok(settings)
 }
 

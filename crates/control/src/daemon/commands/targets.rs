@@ -1,8 +1,9 @@
 //! Targets that a command makes, or opens, for its job alone: `drive-mirror`, `drive-backup`.
 
+use vellum::qcow2::BackingName;
+
 use crate::create::{self, CreateRequest};
-use crate::nodes::NewNode;
-use crate::open::Turns;
+use crate::nodes::{NewNode, Turns};
 use crate::options::{Options, Scalar};
 use crate::qmp::{Arguments, Failure};
 use crate::{Nodes, filename};
@@ -18,7 +19,7 @@ pub(super) struct NewTarget {
 }
 
 /// What a target stands on.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Backing {
     /// What its header names; nothing, if it is made.
     Own,
@@ -39,6 +40,22 @@ impl Backing {
     }
 }
 
+/// What a target was found to stand on, before it was opened: it must still be so when it is used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct TargetPlan {
+    pub(super) backing: Backing,
+    made: Option<MadeFile>,
+}
+
+/// A file that is made for a target.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct MadeFile {
+    format: String,
+    size_bytes: u64,
+    /// What its header names.
+    backing: Option<BackingName>,
+}
+
 impl NewTarget {
     /// Takes `format` and `mode`.
     pub(super) fn take(arguments: &mut Arguments, filename: &str) -> Result<NewTarget, Failure> {
@@ -51,34 +68,54 @@ impl NewTarget {
         })
     }
 
-    /// Makes the file if it is not there, of the size of the node `source` and of its format where
-    /// none is given, and opens it. `rest` are its options beside.
+    /// What there is to know before it is opened, which stands on `backing`: of a file that is made the size
+    /// of the node `source`, and its format where none is given.
+    pub(super) fn plan(
+        &self,
+        nodes: &Nodes,
+        source: &str,
+        backing: Backing,
+    ) -> Result<TargetPlan, Failure> {
+        let made = match self.is_there {
+            true => None,
+            false => {
+                let device = nodes.device(source)?;
+                let format = self.format.clone();
+                let backing = backing.node().map(|node| nodes.as_backing(node));
+                Some(MadeFile {
+                    format: format.unwrap_or_else(|| device.info().format.to_owned()),
+                    size_bytes: device.size_bytes(),
+                    backing: backing.transpose()?,
+                })
+            }
+        };
+        Ok(TargetPlan { backing, made })
+    }
+
+    /// Makes the file if it is not there, and opens it. `rest` are its options beside.
     pub(super) async fn open(
         &self,
         (nodes, turns): (&Nodes, Turns),
-        source: &str,
-        backing: &Backing,
+        plan: &TargetPlan,
         rest: &[(&str, &str)],
     ) -> Result<NewNode, Failure> {
-        let (format, new) = {
-            let _turn = turns.take(nodes).await;
-            let format = match (&self.format, self.is_there) {
-                (None, false) => Some(nodes.device(source)?.info().format.to_owned()),
-                (format, _) => format.clone(),
+        if let Some(made) = &plan.made {
+            let below = made.backing.clone();
+            let request = CreateRequest {
+                filename: self.filename.clone(),
+                format: made.format.clone(),
+                size_bytes: Some(made.size_bytes),
+                backing: below.as_ref().map(|below| below.name.clone()),
+                backing_format: below.and_then(|below| below.format),
+                unchecked_backing: true,
+                ..CreateRequest::default()
             };
-            let new = match &format {
-                Some(format) if !self.is_there => {
-                    Some(self.describe(nodes, source, (format, backing.node()))?)
-                }
-                _ => None,
-            };
-            (format, new)
-        };
-        if let Some(request) = new {
             let settings = create::prepare(&request).await?;
             create::make(&request.filename, &request.format, &settings).await?;
         }
-        let options = self.options(format.as_deref(), backing, rest)?;
+        let made = plan.made.as_ref().map(|made| &made.format);
+        let format = made.or(self.format.as_ref()).map(String::as_str);
+        let options = self.options(format, &plan.backing, rest)?;
         Ok(nodes.open_unlisted(options, turns).await?)
     }
 
@@ -111,28 +148,6 @@ impl NewTarget {
             Backing::Own | Backing::Usual(_) => {}
         }
         Ok(options)
-    }
-
-    /// The file as it is to be made.
-    fn describe(
-        &self,
-        nodes: &Nodes,
-        source: &str,
-        (format, backing): (&str, Option<&str>),
-    ) -> Result<CreateRequest, Failure> {
-        let below = match backing {
-            Some(backing) => Some(nodes.as_backing(backing)?),
-            None => None,
-        };
-        Ok(CreateRequest {
-            filename: self.filename.clone(),
-            format: format.to_owned(),
-            size_bytes: Some(nodes.device(source)?.size_bytes()),
-            backing: below.as_ref().map(|below| below.name.clone()),
-            backing_format: below.and_then(|below| below.format),
-            unchecked_backing: true,
-            ..CreateRequest::default()
-        })
     }
 }
 

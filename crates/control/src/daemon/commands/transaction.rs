@@ -16,8 +16,7 @@ use futures_util::future::{Either, select};
 use vellum_io::lane::sleep;
 
 use crate::Nodes;
-use crate::nodes::DrainedUsers;
-use crate::open::Turns;
+use crate::nodes::{DrainedUsers, Turns};
 use crate::qmp::{Arguments, Failure, Outcome};
 
 use super::super::jobs::backup::Backup;
