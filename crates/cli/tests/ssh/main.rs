@@ -302,6 +302,9 @@ fn a_connection_that_breaks_is_made_anew_for_reads() {
     assert!(read("read -P 1 0 64k").contains("read 65536/65536"));
     server.cut();
     assert!(read("read -P 2 20M 3M").contains("read 3145728/3145728"));
+    // Again and again under one request.
+    server.break_next(4);
+    assert!(read("read -P 2 20M 3M").contains("read 3145728/3145728"));
     server.cut();
     fs::write(place.path("disk.raw"), vec![7; 1 << 20]).expect("a file");
     let said = read("read 20M 64k");

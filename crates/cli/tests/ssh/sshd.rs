@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -32,6 +32,17 @@ impl Drop for Killed {
 struct Door {
     open: Mutex<Vec<TcpStream>>,
     is_held: AtomicBool,
+    /// Connections that are still to break in the middle.
+    to_break: AtomicUsize,
+}
+
+impl Door {
+    /// Whether the connection that asks is one that is to break.
+    fn breaks_one(&self) -> bool {
+        let (set, fetch) = (Ordering::SeqCst, Ordering::SeqCst);
+        let left = |left: usize| left.checked_sub(1);
+        self.to_break.fetch_update(set, fetch, left).is_ok()
+    }
 }
 
 /// A running server.
@@ -42,11 +53,19 @@ pub struct Sshd {
     pub port: u16,
 }
 
+/// After so many bytes a connection breaks that is to: more than it takes to open a file.
+const BREAKS_AFTER_BYTES: usize = 256 << 10;
+
 /// Leads bytes one way until either side ends.
 fn lead_on(mut from: TcpStream, mut to: TcpStream, door: &Door) {
     let mut bytes = vec![0; 64 << 10];
+    let mut all_bytes = 0;
     loop {
         let read = from.read(&mut bytes).unwrap_or(0);
+        all_bytes += read;
+        if all_bytes > BREAKS_AFTER_BYTES && door.breaks_one() {
+            break;
+        }
         while door.is_held.load(Ordering::SeqCst) {
             thread::sleep(Duration::from_millis(5));
         }
@@ -193,6 +212,11 @@ impl Sshd {
             // It may have ended already.
             let _ = stream.shutdown(Shutdown::Both);
         }
+    }
+
+    /// Has the next connections that carry much break in the middle.
+    pub fn break_next(&self, connections: usize) {
+        self.door.to_break.store(connections, Ordering::SeqCst);
     }
 
     /// Has the server be silent from now on, or speak again.

@@ -200,7 +200,13 @@ impl Shared {
                 Ok(())
             }
             Err(error) => {
-                let _ = answer.send(Err(error.clone()));
+                // Told with the others, when the session is dead: who reads looks for another one then.
+                let waiting = Waiting {
+                    operation,
+                    buffers: None,
+                    answer,
+                };
+                self.table.lock().waiting.insert(number, waiting);
                 Err(error)
             }
         }

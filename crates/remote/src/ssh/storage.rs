@@ -1,15 +1,16 @@
 //! [`SshStorage`]: a file on another machine as a storage.
 //!
-//! A file that is only read outlives its connection: another one is made, if the file is still what it
-//! was. One that is written does not: what the server had not made durable may be lost, and whoever has
+//! A file that is only read outlives its connections: another one is made, if the file is still what it
+//! was, for as long as there is hope. One that is written does not: what the server had not made durable may be lost, and whoever has
 //! written must learn of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use vellum_io::buffer::total_len;
-use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result};
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result, lane};
 use vellum_storage::{Capabilities, Storage, WriteFlags, ZeroFlags};
 
 use super::options::SshOptions;
@@ -22,6 +23,9 @@ use crate::failure;
 
 /// Zeroes are written out in pieces of this size, so many at a time.
 const ZERO_CHUNK_BYTES: u64 = 1 << 20;
+/// The pause before the second attempt to read anew; it doubles up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// A file on another machine.
 #[derive(Debug)]
@@ -95,20 +99,26 @@ impl Shared {
         self.len_bytes.load(Ordering::Acquire)
     }
 
-    async fn read(&self, offset_bytes: u64, buffers: Buffers) -> Result<Buffers> {
+    async fn read(&self, offset_bytes: u64, mut buffers: Buffers) -> Result<Buffers> {
         let lengths = lengths(&buffers);
-        let session = self.session();
-        let failed = match read(&session, offset_bytes, buffers).await {
-            Ok(buffers) => return Ok(buffers),
-            Err(error) => self.named(error, offset_bytes),
-        };
-        if !session.is_dead() || self.options.writable || self.closed.load(Ordering::Acquire) {
-            return Err(failed);
+        let mut session = self.session();
+        let mut patience = None;
+        loop {
+            let failed = match read(&session, offset_bytes, buffers).await {
+                Ok(buffers) => return Ok(buffers),
+                Err(error) => self.named(error, offset_bytes),
+            };
+            let is_lost = session.is_dead() && !self.options.writable;
+            if !is_lost || self.closed.load(Ordering::Acquire) {
+                return Err(failed);
+            }
+            let patience = patience.get_or_insert_with(|| Patience::new(self.options.timeout));
+            if !patience.pause().await {
+                return Err(failed);
+            }
+            session = self.connect_anew(&session).await?;
+            buffers = lengths.iter().copied().map(Buffer::for_read).collect();
         }
-        let session = self.connect_anew(&session).await?;
-        let buffers = lengths.into_iter().map(Buffer::for_read).collect();
-        let read = read(&session, offset_bytes, buffers).await;
-        read.map_err(|error| self.named(error, offset_bytes))
     }
 
     /// Another session than one that is dead.
@@ -229,6 +239,37 @@ impl Shared {
             Err(error) if self.options.writable => Err(error.target(&self.options.name)),
             _ => Ok(()),
         }
+    }
+}
+
+/// How long a read is tried again whose connections break.
+struct Patience {
+    ends: Instant,
+    /// Before the next attempt; the first one comes at once.
+    pause: Duration,
+}
+
+impl Patience {
+    /// The first connection has broken.
+    fn new(timeout: Duration) -> Patience {
+        Patience {
+            ends: lane::now() + timeout,
+            pause: Duration::ZERO,
+        }
+    }
+
+    /// Waits before another attempt; `false` if there is to be none.
+    async fn pause(&mut self) -> bool {
+        let pause = self.pause;
+        self.pause = (2 * pause).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+        if pause.is_zero() {
+            return true;
+        }
+        if lane::now() + pause >= self.ends {
+            return false;
+        }
+        lane::sleep(pause).await;
+        true
     }
 }
 
