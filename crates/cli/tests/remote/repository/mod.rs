@@ -54,6 +54,14 @@ impl Ours<'_> {
         assert!(said.err.contains(message), "{words:?}: {}", said.err);
     }
 
+    /// The disk in the repository holds what the file does, whose format is probed unless it is given.
+    fn expect_equal(&self, disk: &str, file: &str, format: Option<&str>) {
+        let disk = format!("repository:{disk}");
+        let mut words = vec!["compare", "-f", "raw", &disk, file];
+        words.extend(format.iter().flat_map(|format| ["-F", *format]));
+        self.good(&words);
+    }
+
     /// Everything is there, and what it was.
     fn verify(&self, repository: &str) -> Value {
         self.json(&["repo", "verify", "--read-data", repository])
@@ -145,7 +153,7 @@ fn what_is_old_goes(ours: &Ours<'_>, repository: &str, vm: &str) {
         (&verified["disks"], &verified["unused-objects"]),
         (&2.into(), &0.into())
     );
-    ours.good(&["compare", &format!("repository:{vm}"), disk, "-f", "raw"]);
+    ours.expect_equal(vm, disk, None);
 }
 
 impl Place {
@@ -234,13 +242,7 @@ fn of_pushes_at_once_each_disk_is_whole() {
     // Whoever was refused pushes again.
     for disk in &disks {
         ours.good(&["push", "-q", disk, "s3://images/many:vm"]);
-        ours.good(&[
-            "compare",
-            "-f",
-            "raw",
-            "repository:s3://images/many:vm",
-            disk,
-        ]);
+        ours.expect_equal("s3://images/many:vm", disk, None);
     }
 }
 
@@ -276,15 +278,7 @@ fn a_push_that_is_killed_is_taken_up_again() {
     // What killed ones have sent was not sent again, and is found by all others.
     let again = ours.json(&["push", "large", "r:again"]);
     assert_eq!(again["new"], 0);
-    ours.good(&[
-        "compare",
-        "-f",
-        "raw",
-        "-F",
-        "raw",
-        "repository:r:vm",
-        "large",
-    ]);
+    ours.expect_equal("r:vm", "large", Some("raw"));
     let verified = ours.verify("r");
     assert_eq!(verified["problems"], Value::Array(Vec::new()));
     // Nobody runs, so what is left of the killed ones goes.
@@ -316,7 +310,7 @@ fn the_users_own_bitmap_tells_what_has_changed() {
         (&pushed["incremental"], &pushed["read"]),
         (&true.into(), &65536.into())
     );
-    ours.good(&["compare", "-f", "raw", "repository:r:vm", disk]);
+    ours.expect_equal("r:vm", disk, None);
     ours.refused(&["push", "--bitmap", "c", disk, "r:vm"], "'c'");
     ours.refused(
         &["push", "--since", "vm", disk, "r:vm"],
@@ -330,7 +324,7 @@ fn the_users_own_bitmap_tells_what_has_changed() {
         let pushed = ours.json(&["push", "--track", disk, "r:vm"]);
         assert_eq!(pushed["virtual-size"], mebibytes << 20);
         assert_eq!(pushed["incremental"], true);
-        ours.good(&["compare", "-f", "raw", "repository:r:vm", disk]);
+        ours.expect_equal("r:vm", disk, None);
         place.good("qemu-img", &["bitmap", "--add", disk, "b"]);
     }
 }
@@ -339,15 +333,7 @@ fn the_users_own_bitmap_tells_what_has_changed() {
 fn push_again(ours: &Ours<'_>) {
     let pushed = ours.json(&["push", "--full", "small", "r:again"]);
     assert_eq!(pushed["new"], 1 << 20);
-    ours.good(&[
-        "compare",
-        "-f",
-        "raw",
-        "-F",
-        "raw",
-        "repository:r:again",
-        "small",
-    ]);
+    ours.expect_equal("r:again", "small", Some("raw"));
     ours.good(&["repo", "remove", "r:again"]);
 }
 
@@ -485,7 +471,7 @@ fn a_disk_in_use_is_pushed_through_a_snapshot() {
         (&true.into(), &(17 * 65536).into())
     );
     place.good("qemu-img", &["check", "-U", "moment.qcow2"]);
-    ours.good(&["compare", "-f", "raw", "repository:r:vm", "moment.qcow2"]);
+    ours.expect_equal("r:vm", "moment.qcow2", None);
     ours.refused(
         &["push", "-f", "raw", "--bitmap", "c", &backup, "r:vm"],
         "c",
