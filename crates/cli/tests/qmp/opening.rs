@@ -230,6 +230,31 @@ fn so_it_is_with_targets_and_overlays() {
     }
 }
 
+/// Its header would name what is not there any more, or be of another size.
+#[test]
+fn an_overlay_of_what_has_changed_meanwhile_is_refused() {
+    let place = Place::new();
+    let target = Target::start(&place);
+    let (mut daemon, mut other) = start(&place);
+    target.signal(&place, "-STOP");
+    let overlay = json!({
+        "node-name": "disk", "snapshot-file": "nbd+unix:///?socket=theirs",
+        "snapshot-node-name": "slow", "format": "qcow2",
+    });
+    other.ask("blockdev-snapshot-sync", overlay);
+    std::thread::sleep(Duration::from_millis(300));
+    daemon.must(
+        "block_resize",
+        json!({"node-name": "disk", "size": 2 << 20}),
+    );
+    target.signal(&place, "-CONT");
+    let refused = other.answer();
+    assert!(refusal(&refused).contains("has changed"), "{refused}");
+    assert_eq!(kept(&place), ["disk"]);
+    daemon.end();
+    target.0.end();
+}
+
 #[test]
 fn an_image_that_is_made_on_a_silent_server_does_not_hold_the_end_up() {
     let place = Place::new();

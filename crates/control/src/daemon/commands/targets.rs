@@ -151,9 +151,9 @@ impl NewTarget {
     }
 }
 
-/// The refusal of a target whose source stands on something else since it was looked at.
+/// The refusal of a target whose source is another one, or stands on another one, since it was looked at.
 pub(super) fn changed_meanwhile(source: &str) -> Failure {
     Failure::new(format!(
-        "The backing chain of '{source}' has changed while the target was opened: try again"
+        "'{source}', or what it stands on, has changed while the target was opened: try again"
     ))
 }
