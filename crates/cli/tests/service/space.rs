@@ -254,6 +254,90 @@ fn a_policy_of_a_client_is_streamed_and_comes_back() {
 }
 
 #[test]
+fn overlays_that_take_too_much_are_committed() {
+    let place = place();
+    let policy = "chain = { max-overlay-bytes = '1M' }";
+    place.write("disks.toml", &format!("{DAEMON}{}", disk(policy)));
+    let (service, mut client) = serve(&place);
+    place.io("a", &["write -q -P 77 6M 1M", "flush"]);
+    snapshot(&mut client, "a", "over1");
+    place.io("a", &["write -q -P 78 0 64k", "flush"]);
+    // Twice as long as it takes to look.
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    let told = chains(&mut client)[0].take();
+    assert_eq!(told["layers"], 3, "it is short enough: {told}");
+    assert!(told["error"].is_null(), "{told}");
+    // It grows without a word of any client of the monitor.
+    place.io("a", &["write -q -P 79 2M 2M", "flush"]);
+    wait_for_layers(&mut client, 2);
+    assert_eq!(chains(&mut client)[0]["overlay-bytes"], 0);
+    let patterns = [
+        "read -q -P 77 6M 1M",
+        "read -q -P 78 0 64k",
+        "read -q -P 79 2M 2M",
+        "read -q -P 9 4M 1M",
+    ];
+    place.io("a", &patterns);
+    service.end();
+    place.must("qemu-img", &["check", "-q", "a"]);
+    place.must("qemu-io", &["-r", "-c", "read -P 79 2M 2M", "a"]);
+}
+
+#[test]
+fn a_policy_that_goes_while_its_job_runs_leaves_nothing_behind() {
+    for other in [
+        json!({"node-name": "a"}),
+        json!({"node-name": "a", "max-layers": 9}),
+    ] {
+        let place = place();
+        let policy = "chain = { max-layers = 2, speed = '1M' }";
+        place.write("disks.toml", &format!("{DAEMON}{}", disk(policy)));
+        let (service, mut client) = serve(&place);
+        snapshot(&mut client, "a", "over1");
+        place.io("a", &["write -q -P 78 5M 2M", "flush"]);
+        wait_for("a job", || chains(&mut client)[0]["job"] == "chain-a");
+        client.must("x-vellum-set-chain-policy", other);
+        wait_for("the end of its job", || {
+            client.must("query-jobs", json!({})) == json!([])
+        });
+        wait_for("the end of what it has left behind", || {
+            let nodes = client.must("query-named-block-nodes", json!({}));
+            let mut all = nodes.as_array().expect("nodes").iter();
+            all.all(|node| node["node-name"] != "over1")
+        });
+        place.io("a", &["read -q -P 78 5M 2M", "read -q -P 9 4M 1M"]);
+        service.end();
+        place.must("qemu-img", &["check", "-q", "a"]);
+    }
+}
+
+#[test]
+fn it_is_told_why_overlays_are_not_committed() {
+    let place = place();
+    let policy = "chain = { max-overlay-bytes = '1M' }";
+    place.write("disks.toml", &format!("{DAEMON}{}", disk(policy)));
+    let (service, mut client) = serve(&place);
+    snapshot(&mut client, "a", "over1");
+    // Another disk over the same image.
+    let words = ["create", "-q", "-f", "qcow2", "-b", "a", "-F", "qcow2", "x"];
+    place.must(VELLUM, &words);
+    let other = json!({"driver": "qcow2", "node-name": "x", "backing": "a",
+        "file": {"driver": "file", "filename": "x"}});
+    client.must("blockdev-add", other);
+    place.io("a", &["write -q -P 77 0 2M", "flush"]);
+    let told = chains(&mut client)[0].take();
+    let why = told["error"].as_str().unwrap_or_default();
+    assert!(why.contains("Several disks stand on"), "{told}");
+    client.must("blockdev-del", json!({"node-name": "x"}));
+    wait_for_layers(&mut client, 2);
+    let told = chains(&mut client)[0].take();
+    assert!(told["error"].is_null(), "{told}");
+    place.io("a", &["read -q -P 77 0 2M"]);
+    service.end();
+    place.must("qemu-img", &["check", "-q", "a"]);
+}
+
+#[test]
 fn mistakes_in_policies_are_told() {
     let place = place();
     for (more, why) in [

@@ -99,20 +99,24 @@ impl NodeState {
         found.map(|(_, number)| *number)
     }
 
+    /// Asks the node what it takes on its disk.
+    pub(crate) fn asked_allocated_bytes(&self) -> Option<u64> {
+        let asked = match &self.kind {
+            NodeKind::Device(device) => device.allocated_bytes(),
+            NodeKind::Storage(storage) => storage.allocated_bytes(),
+        };
+        asked.ok().flatten()
+    }
+
     /// Asks the node how long it is and, unless its files say that, what it takes.
     fn measure(&mut self) {
-        match &self.kind {
-            NodeKind::Device(device) => {
-                if self.number_of_child("file").is_none() {
-                    self.allocated_bytes = device.allocated_bytes().ok().flatten();
-                }
-            }
-            NodeKind::Storage(storage) => {
-                // What cannot be asked has no size to tell.
-                self.size_bytes = storage.len_bytes().unwrap_or_default();
-                self.allocated_bytes = storage.allocated_bytes().ok().flatten();
-            }
+        if let NodeKind::Storage(storage) = &self.kind {
+            // What cannot be asked has no size to tell.
+            self.size_bytes = storage.len_bytes().unwrap_or_default();
+        } else if self.number_of_child("file").is_some() {
+            return;
         }
+        self.allocated_bytes = self.asked_allocated_bytes();
     }
 }
 
@@ -177,11 +181,19 @@ impl Inventory {
         self.node(node.number_of_child(role)?)
     }
 
-    /// How many children nodes have that are this one, in all.
-    pub(crate) fn count_parents(&self, name: &str) -> usize {
-        let number = self.number(name);
+    /// By the numbers of nodes: how many children nodes have that are this one, in all.
+    pub(crate) fn counts_of_parents(&self) -> Vec<usize> {
+        let mut counts = vec![0; self.len()];
         let children = self.states.iter().flat_map(|state| &state.children);
-        children.filter(|(_, child)| Some(*child) == number).count()
+        children.for_each(|(_, child)| counts[*child] += 1);
+        counts
+    }
+
+    /// The numbers of a node and of what it shows below, from the top down.
+    pub(crate) fn numbers_of_layers(&self, top: usize) -> impl Iterator<Item = usize> {
+        let below = |number: &usize| self.number_below(self.node(*number)?);
+        // As in `layers`.
+        std::iter::successors(Some(top), below).take(self.len())
     }
 
     /// The number of a node's backing file.
@@ -321,6 +333,12 @@ impl NamedNode {
 }
 
 impl Nodes {
+    /// A number that becomes another one whenever nodes, or who uses them, may have changed.
+    pub(crate) fn changes(&self) -> u64 {
+        let named = self.lock();
+        named.nodes.changes() + named.uses.changes()
+    }
+
     /// The paths of the host's files that nodes are; none of them is asked anything.
     pub(crate) fn file_paths(&self) -> Vec<String> {
         let named = self.lock();

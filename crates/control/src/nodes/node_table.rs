@@ -18,6 +18,8 @@ pub(super) struct NodeTable {
     hidden: BTreeMap<String, Node>,
     /// The names of those that a node owns.
     by_owner: HashMap<String, BTreeSet<String>>,
+    /// How often something may have changed.
+    changes: u64,
 }
 
 /// What only looks, at those that are shown.
@@ -36,12 +38,19 @@ impl NodeTable {
         owned.into_iter().flatten().map(String::as_str)
     }
 
+    /// How often something may have changed: whoever finds the number that it knows need not look.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
+    }
+
     /// A node; [`NodeTable::set_owner`] changes its owner.
     pub(super) fn get_mut(&mut self, name: &str) -> Option<&mut Node> {
+        self.changes += 1;
         self.by_name.get_mut(name)
     }
 
     pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut Node> {
+        self.changes += 1;
         self.by_name.values_mut()
     }
 
@@ -68,6 +77,7 @@ impl NodeTable {
 
     /// As [`NodeTable::seen_from`].
     pub(super) fn seen_from_mut(&mut self, place: &Ancestry, name: &str) -> Option<&mut Node> {
+        self.changes += 1;
         let own = self.hidden.get_mut(name);
         let own = own.filter(|node| place.opening_root() == Some(&node.owner));
         own.or_else(|| self.by_name.get_mut(name))
@@ -80,6 +90,7 @@ impl NodeTable {
 
     /// Adds a node of which there is none yet.
     pub(super) fn insert(&mut self, name: String, node: Node) {
+        self.changes += 1;
         self.own(&name, &node.owner);
         self.by_name.insert(name, node);
     }
@@ -97,6 +108,7 @@ impl NodeTable {
 
     /// Shows what was opened with a node.
     pub(super) fn show(&mut self, owner: &str) {
+        self.changes += 1;
         for name in self.by_owner.get(owner).into_iter().flatten() {
             if let Some(node) = self.hidden.remove(name) {
                 self.by_name.insert(name.clone(), node);
@@ -105,6 +117,7 @@ impl NodeTable {
     }
 
     pub(super) fn remove(&mut self, name: &str) -> Option<Node> {
+        self.changes += 1;
         let shown = self.by_name.remove(name);
         let node = shown.or_else(|| self.hidden.remove(name))?;
         self.disown(name, &node.owner);
@@ -113,6 +126,7 @@ impl NodeTable {
 
     /// Gives a node to another one.
     pub(super) fn set_owner(&mut self, name: &str, owner: &str) {
+        self.changes += 1;
         let Some(node) = self.by_name.get_mut(name) else {
             return;
         };

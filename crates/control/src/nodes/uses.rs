@@ -259,9 +259,16 @@ pub(super) struct Uses {
     /// Numbers of the uses that end with the node of this name.
     of_owner: HashMap<String, BTreeSet<u64>>,
     next_id: u64,
+    /// How often a use may have changed.
+    changes: u64,
 }
 
 impl Uses {
+    /// How often a use may have changed.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
+    }
+
     /// All uses.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Use> {
         self.by_id.values()
@@ -289,11 +296,13 @@ impl Uses {
     }
 
     pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut Use> {
+        self.changes += 1;
         self.by_id.get_mut(&id)
     }
 
     /// Notes a use, and numbers it.
     pub(super) fn add(&mut self, mut new: Use) -> u64 {
+        self.changes += 1;
         new.id = self.next_id;
         self.next_id += 1;
         self.of.entry(new.node.clone()).or_default().insert(new.id);
@@ -310,6 +319,7 @@ impl Uses {
     }
 
     pub(super) fn remove(&mut self, id: u64) {
+        self.changes += 1;
         let Some(gone) = self.by_id.remove(&id) else {
             return;
         };
@@ -338,6 +348,7 @@ impl Uses {
 
     /// Has a use lead to another node.
     pub(super) fn lead(&mut self, id: u64, node: &str) {
+        self.changes += 1;
         let Some(one) = self.by_id.get_mut(&id) else {
             return;
         };

@@ -2,8 +2,16 @@
 
 use serde_json::{Map, Value, json};
 
+use super::look::Look;
 use crate::nodes::{Inventory, NodeState};
 use crate::qmp::{Arguments, Failure};
+
+/// Why chains are left alone.
+const SEVERAL: &str = "Several disks stand on the disk's own image: no chain is that disk's alone";
+const SHOWN: &str =
+    "An export shows a lower image of the chain: images above it do not know what is written there";
+const OTHERS: &str = "The disk's own image, or one over it, has other users: overlays are not committed into it, and \
+     without 'max-layers' nothing else can be done";
 
 /// What a chain may be.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -92,6 +100,7 @@ impl Leaving {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Layer {
     pub(super) name: String,
+    /// Of overlays only.
     pub(super) allocated_bytes: u64,
     /// Nobody uses it but the layer above, or the disk's users if there is none.
     pub(super) is_own: bool,
@@ -140,13 +149,16 @@ impl Chain {
     }
 
     /// What brings the chain to what it may be, if it is beyond.
-    pub(super) fn act(&self, policy: &Policy) -> Option<Act> {
+    ///
+    /// # Errors
+    /// Why nothing can.
+    pub(super) fn act(&self, policy: &Policy) -> Result<Option<Act>, &'static str> {
         let count = self.layers.len() as u64;
         let (layers, at) = (&self.layers, self.at);
         let beyond_layers = policy.max_layers.filter(|most| count > *most);
         let fits = |bytes: u64| policy.max_overlay_bytes.is_none_or(|most| bytes <= most);
         if beyond_layers.is_none() && fits(self.overlay_bytes()) {
-            return None;
+            return Ok(None);
         }
         if at > 0 && layers[1..=at].iter().all(|layer| layer.is_own) {
             // Users need not change over where the layers between do.
@@ -155,17 +167,16 @@ impl Chain {
                 && fits(layers[0].allocated_bytes);
             let top = if at > 1 && is_enough { 1 } else { 0 };
             let base = self.filter.as_ref().unwrap_or(&layers[at].name);
-            return Some(Act::Commit {
+            return Ok(Some(Act::Commit {
                 top: layers[top].name.clone(),
                 base: base.clone(),
-            });
+            }));
         }
         // What others use is not written to, so the disk gets what it needs of it.
-        let most = beyond_layers?.max(1);
-        let base = count - most + 1;
-        Some(Act::Stream {
+        let base = count - beyond_layers.ok_or(OTHERS)?.max(1) + 1;
+        Ok(Some(Act::Stream {
             base: layers.get(base as usize).map(|layer| layer.name.clone()),
-        })
+        }))
     }
 }
 
@@ -174,57 +185,57 @@ pub(super) fn first_image<'a>(nodes: &'a Inventory, name: &str) -> Option<&'a No
     nodes.layers(nodes.get(name)).find(|node| !node.is_filter)
 }
 
-/// The chain that a disk's own image is in, if it is in one: `image`, unless that is gone (what stands
+/// The chain that a disk's own image is in, if the disk is there: `image`, unless that is gone (what stands
 /// on it has taken in all of it), then the first one that its node shows.
+///
+/// # Errors
+/// Why it is left alone.
 pub(super) fn chain_of(
-    nodes: &Inventory,
-    exported: &[String],
+    look: &Look,
     name: &str,
     image: Option<&String>,
-) -> Option<Chain> {
+) -> Option<Result<Chain, &'static str>> {
+    let nodes = &look.nodes;
     let mut shown = nodes.layers(nodes.get(name));
     let own = match shown.find(|node| Some(&node.name) == image) {
         Some(own) => own,
         None => first_image(nodes, name)?,
     };
-    let tops = nodes.iter().filter(|node| !node.is_below);
-    let mut chains = tops
-        .map(|top| nodes.layers(Some(top)).collect::<Vec<_>>())
-        .filter(|layers| layers.iter().any(|node| node.name == own.name));
-    let (Some(all), None) = (chains.next(), chains.next()) else {
-        // It is several disks' base.
-        return None;
+    let Some(top) = look.only_top(&own.name) else {
+        return Some(Err(SEVERAL));
     };
-    let is_first = |node: &NodeState| all.first().is_some_and(|top| top.name == node.name);
+    let all: Vec<&NodeState> = nodes.layers(nodes.node(top)).collect();
     // Users on a lower layer write what those above it do not know: nothing here is as it seems.
-    if all
-        .iter()
-        .any(|node| !is_first(node) && exported.contains(&node.name))
-    {
-        return None;
+    if all.iter().skip(1).any(|node| look.is_exported(&node.name)) {
+        return Some(Err(SHOWN));
     }
-    let is_own = |node: &NodeState| {
-        let path = nodes.child(node, "file").and_then(NodeState::path);
-        let same_file = nodes.iter().filter(|other| other.path() == path).count();
-        path.is_some() && same_file == 1 && nodes.count_parents(&node.name) <= 1
-    };
-    let above_own = all.iter().take_while(|node| node.name != own.name);
+    Some(Ok(chain(look, &all, &own.name)?))
+}
+
+/// The chain of these nodes, from the top down.
+fn chain(look: &Look, all: &[&NodeState], own: &str) -> Option<Chain> {
+    let above_own = all.iter().take_while(|node| node.name != own);
     let above_own: Vec<&NodeState> = above_own.copied().collect();
     let filters = above_own.iter().rev().take_while(|node| node.is_filter);
     // One at the very top has no overlays above it.
+    let is_first = |node: &NodeState| all.first().is_some_and(|top| top.name == node.name);
     let filter = filters.last().filter(|node| !is_first(node));
-    let images: Vec<&&NodeState> = all.iter().filter(|node| !node.is_filter).collect();
-    let layers = images.iter().map(|node| Layer {
-        name: node.name.clone(),
-        allocated_bytes: nodes
-            .child(node, "file")
-            .and_then(|file| file.allocated_bytes)
-            .unwrap_or_default(),
-        is_own: is_own(node),
+    let images = all.iter().filter(|node| !node.is_filter);
+    let images: Vec<&NodeState> = images.copied().collect();
+    let at = images.iter().position(|node| node.name == own)?;
+    let layers = images.iter().enumerate().map(|(place, node)| {
+        let file = look.nodes.child(node, "file").filter(|_| place < at);
+        Layer {
+            name: node.name.clone(),
+            allocated_bytes: file
+                .and_then(NodeState::asked_allocated_bytes)
+                .unwrap_or_default(),
+            is_own: look.is_own(node),
+        }
     });
     Some(Chain {
         layers: layers.collect(),
-        at: images.iter().position(|node| node.name == own.name)?,
+        at,
         filter: filter.map(|node| node.name.clone()),
         is_busy: all.iter().any(|node| !node.jobs.is_empty()),
     })
@@ -263,21 +274,23 @@ mod tests {
         }
     }
 
-    fn commit(top: &str, base: &str) -> Option<Act> {
-        Some(Act::Commit {
+    type Decided = Result<Option<Act>, &'static str>;
+
+    fn commit(top: &str, base: &str) -> Decided {
+        Ok(Some(Act::Commit {
             top: top.to_owned(),
             base: base.to_owned(),
-        })
+        }))
     }
 
-    fn stream(base: Option<&str>) -> Option<Act> {
+    fn stream(base: Option<&str>) -> Decided {
         let base = base.map(str::to_owned);
-        Some(Act::Stream { base })
+        Ok(Some(Act::Stream { base }))
     }
 
     #[test]
     fn overlays_are_committed_into_the_disks_own_image_and_no_further() {
-        assert_eq!(chain("badG", 2).act(&layers(4)), None);
+        assert_eq!(chain("badG", 2).act(&layers(4)), Ok(None));
         assert_eq!(chain("badG", 2).act(&layers(3)), commit("a", "d"));
         assert_eq!(chain("badG", 2).act(&layers(2)), commit("b", "d"));
         assert_eq!(chain("bdG", 1).act(&layers(2)), commit("b", "d"));
@@ -297,7 +310,7 @@ mod tests {
     fn overlays_that_are_committed_are_left_behind() {
         let chain = chain("cbadG", 3);
         let left = |top: &str| {
-            let act = commit(top, "d").expect("an act");
+            let act = commit(top, "d").ok().flatten().expect("an act");
             chain.left_by(&act).expect("some").nodes
         };
         assert_eq!(
@@ -315,7 +328,7 @@ mod tests {
         assert_eq!(chain("dEFG", 0).act(&layers(3)), stream(Some("F")));
         assert_eq!(chain("dEFG", 0).act(&layers(2)), stream(Some("G")));
         assert_eq!(chain("dEFG", 0).act(&layers(1)), stream(None));
-        assert_eq!(chain("dEFG", 0).act(&layers(4)), None);
+        assert_eq!(chain("dEFG", 0).act(&layers(4)), Ok(None));
         // Its own image is another disk's base by now.
         assert_eq!(chain("bDG", 1).act(&layers(2)), stream(Some("G")));
         assert_eq!(chain("bADG", 2).act(&layers(3)), stream(Some("D")));
@@ -327,13 +340,15 @@ mod tests {
             max_overlay_bytes: Some(15),
             ..Policy::default()
         };
-        assert_eq!(chain("bdG", 1).act(&policy), None);
+        assert_eq!(chain("bdG", 1).act(&policy), Ok(None));
         assert_eq!(chain("cbdG", 2).act(&policy), commit("b", "d"));
         let less = Policy {
             max_overlay_bytes: Some(5),
             ..Policy::default()
         };
         assert_eq!(chain("cbdG", 2).act(&less), commit("c", "d"));
-        assert_eq!(chain("bDG", 1).act(&less), None);
+        // Nothing may be written to the image, and no number of layers says what to take in.
+        assert_eq!(chain("bDG", 1).act(&less), Err(OTHERS));
+        assert_eq!(chain("bDG", 1).act(&policy), Ok(None));
     }
 }

@@ -9,9 +9,11 @@
 //! - Written is only to images above the disk's own, and to that, and only if nobody but this chain
 //!   uses them: what they stand on (a golden image) is only read.
 //! - A disk whose layers a job uses gets no other one.
+//! - While nothing changes that a policy depends on, no chain is looked at.
 //! - What has not helped is tried again later and later.
 
 mod decide;
+mod look;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -24,15 +26,18 @@ use serde_json::{Map, Value, json};
 use vellum_io::{lane, spawn};
 
 use super::{Daemon, carry_out};
-use crate::nodes::{Inventory, Wanted};
+use crate::nodes::Wanted;
 use crate::qmp::{Arguments, Outcome};
 use decide::{Act, Chain, Leaving, Policy, chain_of, first_image};
+use look::Look;
 
 /// How often chains are looked at.
 const INTERVAL: Duration = Duration::from_secs(2);
 /// How soon something is tried again that has not helped, and how late.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+/// So many chains are looked at before others on the lane have their turn.
+const CHAINS_A_TURN: usize = 32;
 
 #[derive(Debug, Default)]
 struct Kept {
@@ -48,6 +53,24 @@ struct Kept {
 pub(super) struct ChainPolicies {
     kept: RefCell<BTreeMap<String, Kept>>,
     runs: Cell<bool>,
+    /// How often policies were set, or told what was left.
+    changes: Cell<u64>,
+}
+
+/// All that the fate of chains depends on, but for sizes of files and jobs of policies.
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    graph_changes: u64,
+    policy_changes: u64,
+    /// The nodes that exports show.
+    exported: Vec<String>,
+}
+
+/// Whether a chain has to be looked at again though nothing that is [`Seen`] has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Change,
+    Interval,
 }
 
 fn job_of(name: &str) -> String {
@@ -59,17 +82,15 @@ pub(super) async fn set(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome
     let name = arguments.need_text("node-name")?;
     let mut policy = Policy::take(&mut arguments)?;
     arguments.finish()?;
-    if !policy.bounds() {
+    if policy.bounds() {
+        daemon.nodes.device(&name)?;
+        policy.image = policy.image.or_else(|| daemon.own_image(&name));
+    } else if daemon.jobs.find(&job_of(&name)).is_none() {
         daemon.chains.kept.borrow_mut().remove(&name);
         return Ok(json!({}));
     }
-    daemon.nodes.device(&name)?;
-    policy.image = policy.image.or_else(|| daemon.own_image(&name));
-    let kept = Kept {
-        policy,
-        ..Kept::default()
-    };
-    daemon.chains.kept.borrow_mut().insert(name, kept);
+    // A job that runs is seen to its end, and what it leaves behind is taken away.
+    daemon.chains.replace(name, policy);
     if !daemon.chains.runs.replace(true) {
         drop(spawn(daemon.clone().keep_chains()));
     }
@@ -82,18 +103,24 @@ pub(super) async fn query(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
     if daemon.chains.kept.borrow().is_empty() {
         return Ok(json!([]));
     }
-    let (states, exported) = daemon.look_at_nodes();
+    let look = daemon.look_at_nodes();
     let kept = daemon.chains.kept.borrow();
-    let described = kept.iter().map(|(name, kept)| {
+    let bounding = kept.iter().filter(|(_, kept)| kept.policy.bounds());
+    let described = bounding.map(|(name, kept)| {
         let mut told = kept.policy.describe(name);
-        if let Some(chain) = chain_of(&states, &exported, name, kept.policy.image.as_ref()) {
+        let chain = chain_of(&look, name, kept.policy.image.as_ref()).transpose();
+        if let Ok(Some(chain)) = &chain {
             told.insert("layers".to_owned(), json!(chain.layers.len()));
             told.insert("overlay-bytes".to_owned(), json!(chain.overlay_bytes()));
         }
+        let hindrance = match chain {
+            Err(why) => Some(why),
+            Ok(chain) => chain.and_then(|chain| chain.act(&kept.policy).err()),
+        };
         if daemon.jobs.find(&job_of(name)).is_some() {
             told.insert("job".to_owned(), json!(job_of(name)));
         }
-        if let Some(error) = &kept.error {
+        if let Some(error) = hindrance.or(kept.error.as_deref()) {
             told.insert("error".to_owned(), json!(error));
         }
         Value::Object(told)
@@ -105,7 +132,7 @@ impl ChainPolicies {
     /// All of them, as they are set again.
     pub(super) fn describe(&self) -> Value {
         let kept = self.kept.borrow();
-        let all = kept.iter();
+        let all = kept.iter().filter(|(_, kept)| kept.policy.bounds());
         all.map(|(name, kept)| Value::Object(kept.policy.describe(name)))
             .collect()
     }
@@ -125,6 +152,33 @@ impl ChainPolicies {
         if let Some(kept) = self.kept.borrow_mut().get_mut(name.unwrap_or_default()) {
             kept.leaving = Leaving::of(saved);
         }
+        self.note_change();
+    }
+
+    /// Sets the policy of a disk in the place of another one.
+    fn replace(&self, name: String, policy: Policy) {
+        let mut all = self.kept.borrow_mut();
+        let kept = all.entry(name).or_default();
+        let leaving = kept.leaving.take();
+        *kept = Kept {
+            policy,
+            leaving,
+            ..Kept::default()
+        };
+        drop(all);
+        self.note_change();
+    }
+
+    /// Forgets a policy that was only there for its job.
+    fn forget_unbounded(&self, name: &str) {
+        let mut all = self.kept.borrow_mut();
+        if all.get(name).is_some_and(|kept| !kept.policy.bounds()) {
+            all.remove(name);
+        }
+    }
+
+    fn note_change(&self) {
+        self.changes.set(self.changes.get() + 1);
     }
 
     fn has_left(&self, name: &str) -> bool {
@@ -146,26 +200,30 @@ impl ChainPolicies {
 
     /// Whether a disk has one.
     pub(super) fn contains(&self, name: &str) -> bool {
-        self.kept.borrow().contains_key(name)
+        let kept = self.kept.borrow();
+        kept.get(name).is_some_and(|kept| kept.policy.bounds())
     }
 }
 
 impl Daemon {
-    fn look_at_nodes(&self) -> (Inventory, Vec<String>) {
-        let wanted = Wanted {
-            sizes: true,
-            ..Wanted::default()
-        };
+    fn exported_nodes(&self) -> Vec<String> {
         let exports = self.counted.list(&self.nodes).into_iter();
-        let exported = exports.map(|export| export.node).collect();
-        (self.nodes.inventory(wanted), exported)
+        exports.map(|export| export.node).collect()
+    }
+
+    fn look_at_nodes(&self) -> Look {
+        let exported = self.exported_nodes();
+        Look::new(self.nodes.inventory(Wanted::default()), exported)
     }
 
     /// The node of a disk's own image where that of the disk is a filter, while it may still be told
     /// from overlays that will be put between the two.
     fn own_image(&self, name: &str) -> Option<String> {
         self.chains.image(name).or_else(|| {
-            let (nodes, _) = self.look_at_nodes();
+            let nodes = self.nodes.inventory(Wanted {
+                of: Some(name),
+                ..Wanted::default()
+            });
             let is_filter = nodes.get(name)?.is_filter;
             let first = first_image(&nodes, name).filter(|_| is_filter)?;
             Some(first.name.clone())
@@ -173,6 +231,7 @@ impl Daemon {
     }
 
     async fn keep_chains(self: Rc<Self>) {
+        let mut settled: Option<Seen> = None;
         loop {
             let pause = pin!(lane::sleep(INTERVAL));
             if let Either::Right(_) = select(pause, pin!(self.stop.wait())).await {
@@ -180,22 +239,38 @@ impl Daemon {
             }
             let names: Vec<String> = self.chains.kept.borrow().keys().cloned().collect();
             if names.is_empty() {
+                // The next policy has it begin again.
+                self.chains.runs.set(false);
+                return;
+            }
+            // Before the look: what changes from here on is seen by the next one.
+            let seen = Seen {
+                graph_changes: self.nodes.changes(),
+                policy_changes: self.chains.changes.get(),
+                exported: self.exported_nodes(),
+            };
+            if settled.as_ref() == Some(&seen) {
                 continue;
             }
-            let (nodes, exported) = self.look_at_nodes();
-            for name in names {
+            let look = self.look_at_nodes();
+            let mut next = Next::Change;
+            for (at, name) in names.iter().enumerate() {
                 if self.stop.is_requested() {
                     return;
                 }
+                if at % CHAINS_A_TURN == CHAINS_A_TURN - 1 {
+                    lane::yield_now().await;
+                }
                 // To its end: a job that was made and not begun would never be over.
-                self.keep_chain(&nodes, &exported, &name).await;
+                if self.keep_chain(&look, name).await == Next::Interval {
+                    next = Next::Interval;
+                }
             }
+            settled = (next == Next::Change).then_some(seen);
         }
     }
 
-    async fn keep_chain(self: &Rc<Self>, nodes: &Inventory, exported: &[String], name: &str) {
-        let image = self.chains.image(name);
-        let chain = chain_of(nodes, exported, name, image.as_ref());
+    async fn keep_chain(self: &Rc<Self>, look: &Look, name: &str) -> Next {
         if let Some(job) = self.jobs.find(&job_of(name)) {
             let id = json!({"id": job_of(name)});
             match job.state().status {
@@ -208,22 +283,28 @@ impl Daemon {
                 }
                 _ => {}
             }
-            return;
+            return Next::Interval;
         }
         if self.chains.has_left(name) {
             // Its job has ended with the daemon before, or was dismissed by a client.
-            return self.end_job(name, None).await;
+            self.end_job(name, None).await;
+            return Next::Interval;
         }
+        self.chains.forget_unbounded(name);
+        let image = self.chains.image(name);
+        let chain = chain_of(look, name, image.as_ref()).and_then(Result::ok);
         let Some(chain) = chain.filter(|chain| !chain.is_busy) else {
-            return;
+            // The end of what works with it is a change.
+            return Next::Change;
         };
         let Some(asked) = self.chains.next(name, &chain) else {
-            return;
+            return self.chains.wait_for(name, &chain);
         };
         let (command, arguments) = asked;
         if !self.ask(name, command, arguments).await {
             self.chains.forget_left(name);
         }
+        Next::Interval
     }
 
     /// Takes away what a job has left behind, unless it has failed.
@@ -238,11 +319,12 @@ impl Daemon {
         let Some(leaving) = leaving.filter(|_| failure.is_none()) else {
             return;
         };
-        let (nodes, exported) = self.look_at_nodes();
+        let look = self.look_at_nodes();
+        let (nodes, exported) = (&look.nodes, &look.exported);
         let shown = nodes.layers(nodes.get(&leaving.top));
         let shown: Vec<&str> = shown.map(|node| node.name.as_str()).collect();
         let is_top_left = leaving.nodes.contains(&leaving.top);
-        let image = |name: &String| first_image(&nodes, name).map(|node| &node.name);
+        let image = |name: &String| first_image(nodes, name).map(|node| &node.name);
         let are_users_on = |node: &String| exported.iter().any(|user| image(user) == image(node));
         let have_moved = leaving.is_ours || are_users_on(&leaving.base);
         for node in &leaving.nodes {
@@ -273,11 +355,25 @@ impl Daemon {
 }
 
 impl ChainPolicies {
+    /// What a chain waits for of which nothing is asked now.
+    fn wait_for(&self, name: &str, chain: &Chain) -> Next {
+        let kept = self.kept.borrow();
+        let Some(kept) = kept.get(name) else {
+            return Next::Change;
+        };
+        // Files grow without a word.
+        let may_grow = kept.policy.max_overlay_bytes.is_some() && chain.at > 0;
+        match may_grow || kept.tried.is_some() {
+            true => Next::Interval,
+            false => Next::Change,
+        }
+    }
+
     /// The command that is to be carried out for a chain now, if one is.
     fn next(&self, name: &str, chain: &Chain) -> Option<(&'static str, Value)> {
         let mut kept = self.kept.borrow_mut();
         let kept = kept.get_mut(name)?;
-        let Some(act) = chain.act(&kept.policy) else {
+        let Ok(Some(act)) = chain.act(&kept.policy) else {
             kept.tried = None;
             kept.error = None;
             return None;
