@@ -1,18 +1,30 @@
 //! Changes of nodes that stay where they are: opened anew with other options, with snapshots
 //! inside, shorter, with another spelling of what they stand on, inactive for a while; and snapshots and
-//! backups whose files the command opens itself.
+//! backups whose files the command opens itself; and policies that make chains shorter.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
+use vellum_io::lane;
 
 use super::files::is_raw;
-use super::monitor::{MAX_LAYERS, back_up, end_of_job, make_image, node_of, pause, raw_node_of};
+use super::monitor::{
+    MAX_LAYERS, back_up, drop_unused, end_of_job, make_image, node_of, pause, raw_node_of,
+};
 use super::setup::{GuestDisk, Setup};
+use crate::failure::{Failure, FailureKind};
+
+/// How often it is asked how it stands with a policy, and how often at most.
+const LOOK: Duration = Duration::from_millis(500);
+const MOST_LOOKS: u64 = 2000;
 
 /// One of them.
 pub(super) async fn change(setup: &Setup, disk: &Rc<GuestDisk>, chain: &[String]) {
     let top = &chain[0];
+    if chain.len() > 1 && setup.draw_apart(|rng| rng.chance(1, 4)) {
+        return keep_short(setup, disk, chain).await;
+    }
     match setup.draw(|rng| rng.below(12)) {
         0..=3 => reopen(setup, chain).await,
         4..=6 if !is_raw(top) => snapshot_inside(setup, disk, top).await,
@@ -127,5 +139,70 @@ pub(super) async fn hand_around(setup: &Setup, node: &str) {
             return;
         }
         pause(setup).await;
+    }
+}
+
+/// Has a policy bring a chain to fewer layers, after which it is gone again.
+async fn keep_short(setup: &Setup, disk: &GuestDisk, chain: &[String]) {
+    let (own, most) = setup.draw_apart(|rng| {
+        let own = rng.below(chain.len() as u64) as usize;
+        (own, rng.between(1, chain.len() as u64 - 1))
+    });
+    // It may commit into any of those below the top.
+    chain.iter().for_each(|file| disk.forget(file));
+    let mut policy = json!({"node-name": chain[own], "max-layers": most});
+    if setup.draw_apart(|rng| rng.chance(1, 3)) {
+        // Nothing over the disk's own image, whatever the number of layers.
+        policy["max-overlay-bytes"] = json!(0);
+    }
+    if !setup
+        .demand("x-vellum-set-chain-policy", policy.clone())
+        .await
+    {
+        return;
+    }
+    if setup.draw_apart(|rng| rng.chance(1, 4)) {
+        pause(setup).await;
+        lane::sleep(setup.draw_apart(|rng| Duration::from_millis(rng.below(4000)))).await;
+        // It may be over, or not begun; another one is begun after a while.
+        let job = format!("chain-{}", chain[own]);
+        let _ = setup.ask("job-cancel", json!({"id": job})).await;
+    }
+    until_short(setup, &policy).await;
+    let none = json!({"node-name": chain[own]});
+    setup.demand("x-vellum-set-chain-policy", none).await;
+    drop_unused(setup, disk).await;
+}
+
+/// Waits until a chain is as its policy says and no job does anything with it, or something has failed.
+async fn until_short(setup: &Setup, policy: &Value) {
+    let is_within = |told: &Value, key: &str, bound: &str| {
+        let most = policy[bound].as_u64();
+        most.is_none_or(|most| told[key].as_u64().is_some_and(|now| now <= most))
+    };
+    let mut told = Value::Null;
+    for _ in 0..MOST_LOOKS {
+        lane::sleep(LOOK).await;
+        let all = setup.ask("x-vellum-query-chain-policies", json!({})).await;
+        let Ok(Value::Array(all)) = all else {
+            return;
+        };
+        let is_it = |told: &Value| told["node-name"] == policy["node-name"];
+        told = all.into_iter().find(is_it).unwrap_or_default();
+        if told.get("job").is_some() {
+            continue;
+        }
+        if told.get("error").is_some() {
+            break;
+        }
+        if is_within(&told, "layers", "max-layers")
+            && is_within(&told, "overlay-bytes", "max-overlay-bytes")
+        {
+            return;
+        }
+    }
+    if !setup.faulty {
+        let message = format!("a chain is not made shorter: {told}");
+        setup.fail(Failure::new(FailureKind::Request, message));
     }
 }
