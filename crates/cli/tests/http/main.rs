@@ -1,6 +1,7 @@
 //! `vellum daemon --metrics`, and `vellum ctl`: as Prometheus, scripts and people use them, and as
 //! those do who mean harm.
 
+mod alerts;
 mod client;
 mod ctl;
 mod dashboard;

@@ -54,6 +54,9 @@ pub fn busy() -> Served {
     let mirror = json!({"target": "copy", "format": "qcow2", "job-id": "j", "speed": SPEED});
     served.must("POST", "/v1/disks/d/mirror", mirror);
     served.daemon.wait("j", "ready");
+    // What a survey finds is told from then on.
+    assert!(!scrape(&served).contains("vellum_disk_"));
+    served.must("GET", "/v1/disks/d/space", Value::Null);
     served
 }
 
@@ -161,6 +164,20 @@ fn the_numbers_are_true() {
         f64::from(1 << 20)
     );
     assert!(value(r#"vellum_node_allocated_bytes{node="d",driver="qcow2"}"#) > 0.0);
+    let space = served.must("GET", "/v1/disks/d/space", Value::Null);
+    for (metric, key) in [
+        ("vellum_disk_base_bytes", "base-bytes"),
+        ("vellum_disk_snapshot_bytes", "snapshot-bytes"),
+        ("vellum_disk_leaked_bytes", "leaked-bytes"),
+    ] {
+        let told = space[key].as_f64().unwrap_or_else(|| panic!("{space}"));
+        assert_eq!(value(&format!(r#"{metric}{{node="d"}}"#)), told, "{key}");
+    }
+    assert!(space["base-bytes"].as_u64() > Some(0), "{space}");
+    assert!(value(r#"vellum_disk_survey_timestamp_seconds{node="d"}"#) > 1e9);
+    let host = served.must("GET", "/v1/host", Value::Null);
+    assert_eq!(host["surveyed-disks"], 1, "{host}");
+    assert_eq!(host["base-bytes"], space["base-bytes"], "{host}");
     assert!(value("vellum_uptime_seconds") > 0.0);
     served.daemon.kill();
 }

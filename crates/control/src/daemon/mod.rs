@@ -127,6 +127,8 @@ pub struct Daemon {
     chains: chains::ChainPolicies,
     /// Warns of file systems that fill.
     space: space::SpaceWatch,
+    /// Where the space of disks was found to go.
+    surveys: space::LastSurveys,
     /// Where HTTP is to be served, once that begins.
     doors: RefCell<Vec<http::Bound>>,
 }
@@ -148,6 +150,7 @@ impl Daemon {
             begun: Instant::now(),
             chains: chains::ChainPolicies::default(),
             space: space::SpaceWatch::default(),
+            surveys: space::LastSurveys::default(),
             doors: RefCell::default(),
             nodes: nodes.clone(),
             parts: Parts::new(DaemonState {

@@ -9,6 +9,7 @@ use vellum_export::accounting::{LATENCY_BINS, Latencies, OperationTotals};
 use super::exposition::{Exposition, Kind};
 use super::picture::{Picture, caches, write_log};
 use super::views::{OPERATIONS, file_systems};
+use crate::daemon::space::SpaceSurvey;
 use crate::nodes::NodeState;
 use crate::throttle_groups;
 
@@ -25,6 +26,7 @@ pub(super) fn text(picture: &Picture, budget: Option<&CacheBudget>) -> String {
     write_room(&mut text, picture);
     write_latencies(&mut text, picture);
     write_nodes(&mut text, picture);
+    write_surveys(&mut text, picture);
     write_caches(&mut text, picture);
     write_logs(&mut text, picture);
     write_throttling(&mut text);
@@ -224,6 +226,46 @@ fn write_nodes(text: &mut Exposition, picture: &Picture) {
     let mut discarded = text.family("vellum_node_discarded_bytes_total", Kind::Counter, help);
     for (node, watch) in watched(picture) {
         discarded.sample(&[("node", &node.name)], watch.discarded().1);
+    }
+}
+
+/// Where space goes, as it was found when somebody asked; nothing is surveyed for a scrape.
+fn write_surveys(text: &mut Exposition, picture: &Picture) {
+    let surveys = &picture.moment.surveys;
+    let surveys = surveys
+        .iter()
+        .filter(|(name, _)| picture.nodes.number(name).is_some());
+    type Number = fn(&SpaceSurvey) -> Option<u64>;
+    let families: [(&'static str, &'static str, Number); 3] = [
+        (
+            "vellum_disk_base_bytes",
+            "What images below supplied of a disk, when it was last surveyed.",
+            |found| found.base_bytes,
+        ),
+        (
+            "vellum_disk_snapshot_bytes",
+            "What only internal snapshots held of an image, when its disk was last surveyed.",
+            |found| found.snapshot_bytes,
+        ),
+        (
+            "vellum_disk_leaked_bytes",
+            "What was counted in an image and led to by nothing, when its disk was last surveyed.",
+            |found| found.leaked_bytes,
+        ),
+    ];
+    for (name, help, number) in families {
+        let mut family = text.family(name, Kind::Gauge, help);
+        for (node, found) in surveys.clone() {
+            if let Some(bytes) = number(found) {
+                family.sample(&[("node", node)], bytes);
+            }
+        }
+    }
+    let help = "When the space of a disk was last surveyed, in seconds since 1970.";
+    let name = "vellum_disk_survey_timestamp_seconds";
+    let mut ended = text.family(name, Kind::Gauge, help);
+    for (node, found) in surveys {
+        ended.sample(&[("node", node)], found.ended_seconds);
     }
 }
 

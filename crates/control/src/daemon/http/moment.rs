@@ -1,12 +1,13 @@
 //! [`Moment`]: what the daemon's own lane alone can say of it. The rest is found by whoever asks.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
 use crate::daemon::Daemon;
 use crate::daemon::export::CountedExport;
 use crate::daemon::jobs::JobState;
-use crate::daemon::space::Warning;
+use crate::daemon::space::{SpaceSurvey, Warning};
 
 /// The daemon at one moment.
 #[derive(Debug)]
@@ -17,6 +18,8 @@ pub(super) struct Moment {
     pub(super) jobs: Vec<JobState>,
     /// File systems that are watched.
     pub(super) warnings: Vec<Warning>,
+    /// The last surveys of space, by the names of nodes; some may be gone.
+    pub(super) surveys: BTreeMap<String, SpaceSurvey>,
 }
 
 impl Moment {
@@ -28,6 +31,7 @@ impl Moment {
             exports: daemon.counted.list(&daemon.nodes),
             jobs: jobs.iter().rev().map(|job| job.state()).collect(),
             warnings: daemon.space.warnings(),
+            surveys: daemon.surveys.all(),
         }
     }
 }

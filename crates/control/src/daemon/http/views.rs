@@ -9,6 +9,7 @@ use vellum_export::accounting::{Accounting, Operation, OperationTotals};
 
 use super::picture::{Disk, Picture};
 use crate::daemon::export::CountedExport;
+use crate::daemon::space::SpaceSurvey;
 use crate::json_text::JsonText;
 use crate::nodes::NodeState;
 use crate::qmp;
@@ -200,6 +201,14 @@ pub(super) fn host(picture: &Picture) -> Value {
     // Each file once, whatever stands on it.
     let files = picture.nodes.iter().filter(|node| node.path().is_some());
     let discarded = files.clone().filter_map(|node| node.watch.as_ref());
+    let surveys = &picture.moment.surveys;
+    let surveyed = surveys
+        .iter()
+        .filter(|(name, _)| picture.disk_of_name(name).is_some());
+    let surveyed: Vec<&SpaceSurvey> = surveyed.map(|(_, found)| found).collect();
+    let sum = |number: fn(&SpaceSurvey) -> Option<u64>| -> u64 {
+        surveyed.iter().filter_map(|found| number(found)).sum()
+    };
     let qemu = &qmp::version("")["qemu"];
     json!({
         "name": "vellum",
@@ -215,6 +224,10 @@ pub(super) fn host(picture: &Picture) -> Value {
         "file-bytes": files.clone().map(|node| node.size_bytes).sum::<u64>(),
         "allocated-bytes": files.filter_map(|node| node.allocated_bytes).sum::<u64>(),
         "discarded-bytes": discarded.map(|watch| watch.discarded().1).sum::<u64>(),
+        "surveyed-disks": surveyed.len(),
+        "base-bytes": sum(|found| found.base_bytes),
+        "snapshot-bytes": sum(|found| found.snapshot_bytes),
+        "leaked-bytes": sum(|found| found.leaked_bytes),
         "file-systems": file_systems.collect::<Vec<_>>(),
     })
 }

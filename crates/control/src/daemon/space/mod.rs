@@ -3,6 +3,7 @@
 //! What is asked runs beside guests and commands: it holds nothing, lets others have their turn, and
 //! ends after a while with what it has found. While guests write, no figure is of one moment.
 
+mod surveys;
 mod watch;
 
 use std::pin::pin;
@@ -20,6 +21,7 @@ use vellum_io::lane;
 use super::Daemon;
 use crate::nodes::{Inventory, NodeState, Wanted};
 use crate::qmp::{Arguments, Outcome};
+pub(super) use surveys::{LastSurveys, SpaceSurvey};
 pub(super) use watch::{SpaceWatch, Warning};
 
 /// So long is the mapping of a disk gone through, and then its tables.
@@ -69,6 +71,10 @@ pub(super) async fn query(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outco
     {
         add_tables(&mut space, &found);
     }
+    let found = SpaceSurvey::of(&space);
+    daemon
+        .surveys
+        .note(&name, found, |known| daemon.nodes.contains(known));
     Ok(space)
 }
 
