@@ -1,5 +1,6 @@
 //! `x-vellum-compact`: the file of a disk becomes short while its guest goes on.
 
+use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,6 +39,16 @@ fn start(place: &Place) -> Daemon {
         "--export",
         "nbd,id=e,node-name=d,name=d,writable=on",
     ])
+}
+
+/// The file is no longer than 1.05 of what it takes.
+fn check_short(place: &Place) {
+    let known = place.path("d").metadata().expect("the image");
+    let (len_bytes, allocated_bytes) = (known.len(), known.blocks() * 512);
+    assert!(
+        len_bytes * 100 <= allocated_bytes * 105,
+        "{len_bytes} bytes, of which {allocated_bytes} are taken"
+    );
 }
 
 fn len_bytes(place: &Place) -> u64 {
@@ -103,6 +114,7 @@ fn the_file_gets_short_while_a_client_writes() {
     check_content(&place, URI);
     daemon.end();
     place.must("qemu-img", &["check", "d"]);
+    check_short(&place);
     // 8 MiB of the snapshot, 12 MiB of data, what the client has written, and metadata.
     assert!(
         len_bytes(&place) < 30 * MIB,
@@ -138,6 +150,7 @@ fn a_kill_in_the_middle_costs_nothing() {
         daemon.end();
         place.must("qemu-img", &["check", "d"]);
         check_content(&place, "d");
+        check_short(&place);
         assert!(len_bytes(&place) < 22 * MIB, "{}", len_bytes(&place));
     }
 }

@@ -16,8 +16,8 @@ use super::access::{Access, Token, Way};
 use crate::daemon::{Failure, ServerEnvironment, failure, message, need, refuse_rest};
 use crate::{Options, secret, tls};
 
-/// Clients that wait to be taken in.
-const BACKLOG: i32 = 128;
+/// Clients that wait to be taken in: as many as the kernel lets there be.
+const BACKLOG: i32 = 4096;
 /// Only the owner may connect.
 const SOCKET_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 
@@ -92,6 +92,13 @@ pub(in crate::daemon) fn bind(
         message(format!(
             "Failed to listen on {address}: {}",
             io_text(&error)
+        ))
+    })?;
+    // What listens already may wait for more.
+    rustix::net::listen(&listener, BACKLOG).map_err(|errno| {
+        message(format!(
+            "Failed to listen on {address}: {}",
+            io_text(&errno.into())
         ))
     })?;
     Ok(Bound {
