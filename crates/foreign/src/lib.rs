@@ -20,6 +20,7 @@ mod entries;
 mod facts;
 mod fields;
 mod inflate;
+mod inflations;
 mod layout;
 pub mod ova;
 mod paged;

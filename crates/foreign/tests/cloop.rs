@@ -4,7 +4,7 @@ mod common;
 
 use std::io::Write;
 
-use common::{Model, Place, compare_with_qemu, open_file, run};
+use common::{Counted, Model, Place, compare_with_qemu, open_file, read_side_by_side, run};
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
 use vellum::BlockDevice;
@@ -54,6 +54,18 @@ fn an_image_reads_as_qemu_reads_it() {
         let device = cloop::open(open_file(&path)).await.unwrap();
         model.compare(&*device).await;
         device.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_block_is_inflated_once_for_all_who_read_it() {
+    let (bytes, content) = image(5, 3);
+    run(async {
+        let file = Counted::new(bytes);
+        let device = cloop::open(file.clone()).await.unwrap();
+        let before = file.reads();
+        read_side_by_side(&*device, &content, &[0, 2 * BLOCK_BYTES as u64]).await;
+        assert_eq!(file.reads() - before, 2);
     });
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use common::{Model, Place, compare_with_qemu, open_file, run};
+use common::{Counted, Model, Place, compare_with_qemu, open_file, read_side_by_side, run};
 use vellum::storage::MemStorage;
 use vellum::{BlockDevice, Buffer, ErrorKind};
 use vellum_foreign::dmg;
@@ -198,6 +198,25 @@ fn all_kinds_of_chunks_are_read() {
         let device = run(dmg::open(file)).unwrap();
         compare(seed, &*device, content);
     }
+}
+
+#[test]
+fn a_chunk_is_inflated_once_for_all_who_read_it() {
+    let (bytes, content) = image(8, &[ZLIB], List::Fork);
+    run(async {
+        let mut counts = Vec::new();
+        for is_alone in [true, false] {
+            let file = Counted::new(bytes.clone());
+            let device = dmg::open(file.clone()).await.unwrap();
+            let before = file.reads();
+            match is_alone {
+                true => drop(device.read(0, Buffer::for_read(512)).await.unwrap()),
+                false => read_side_by_side(&*device, &content, &[0]).await,
+            }
+            counts.push(file.reads() - before);
+        }
+        assert_eq!(counts[0], counts[1]);
+    });
 }
 
 #[test]

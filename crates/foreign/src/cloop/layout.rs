@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use async_lock::Mutex;
 use vellum::{Error, ErrorKind, Result, Storage};
+use vellum_io::lane::compute;
 
 use super::Header;
 use super::header::{HEADER_BYTES, compressed_bytes};
@@ -19,8 +19,6 @@ const PIECE_BYTES: u64 = 1 << 20;
 pub struct CloopLayout {
     files: [Arc<dyn Storage>; 1],
     header: Header,
-    /// Who reads and inflates a block.
-    turn: Mutex<()>,
 }
 
 /// Checks that the blocks follow one another and that none is too large.
@@ -52,7 +50,6 @@ impl CloopLayout {
         CloopLayout {
             files: [file],
             header,
-            turn: Mutex::new(()),
         }
     }
 }
@@ -90,8 +87,6 @@ impl Layout for CloopLayout {
     }
 
     async fn inflate(&self, offset_bytes: u64) -> Result<Vec<u8>> {
-        // Blocks may be large: one at a time is in memory.
-        let _turn = self.turn.lock().await;
         let [file] = &self.files;
         let number = offset_bytes / self.block_bytes();
         let offsets = read_at(&**file, HEADER_BYTES as u64 + number * 8, 16).await?;
@@ -99,7 +94,9 @@ impl Layout for CloopLayout {
         let end = be64(&offsets, 8).unwrap_or(0);
         let len_bytes = compressed_bytes(number + 1, start, end)?;
         let compressed = read_at(&**file, start, len_bytes as usize).await?;
-        inflate(&compressed, self.header.block_bytes as usize, Wrapper::Zlib).ok_or_else(|| {
+        let block_bytes = self.header.block_bytes as usize;
+        let content = compute(move || inflate(&compressed, block_bytes, Wrapper::Zlib)).await;
+        content.ok_or_else(|| {
             let message = format!("block {number} does not decompress");
             Error::new(ErrorKind::Corrupt, "read", message)
                 .target(file.name())

@@ -158,15 +158,15 @@ impl<L: Layout> Core<L> {
     pub(super) async fn resize(&self, size_bytes: u64) -> Result<()> {
         let _alone = self.changes.alone().await;
         self.check_changeable()?;
-        if !size_bytes.is_multiple_of(512) {
-            let message = "the size has to be a multiple of 512 bytes";
-            return Err(
-                Error::new(ErrorKind::InvalidArgument, "resize", message).target(&*self.name)
-            );
-        }
         if !self.layout.can_resize() {
             let message = "Image format driver does not support resize";
             return Err(self.error(ErrorKind::Unsupported, "resize", message));
+        }
+        if !size_bytes.is_multiple_of(512) {
+            let message = "Invalid image size specified";
+            return Err(
+                Error::new(ErrorKind::InvalidArgument, "resize", message).target(&*self.name)
+            );
         }
         self.layout.check_size(size_bytes)?;
         self.begin_changes().await?;

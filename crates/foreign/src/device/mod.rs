@@ -37,10 +37,11 @@ use vellum_io::range_lock::RangeLock;
 use vellum_storage::{Event, EventListener};
 
 use crate::facts::Facts;
+use crate::inflations::Inflations;
 use crate::layout::Layout;
 use commit::Commits;
 pub use image::ForeignImage;
-use read::Inflated;
+use read::{Inflated, most_inflations};
 
 /// A device whose blocks lie where a [`Layout`] says.
 #[derive(Debug)]
@@ -65,6 +66,8 @@ struct Core<L: Layout> {
     failure: Mutex<Option<Error>>,
     closed: AtomicBool,
     inflated: Inflated,
+    /// By the generation of `inflated` and the block.
+    inflations: Inflations<(u64, u64)>,
 }
 
 impl<L: Layout> MappedDevice<L> {
@@ -72,6 +75,7 @@ impl<L: Layout> MappedDevice<L> {
     /// zeroes beyond its end.
     pub fn new(layout: L, backing: Option<Arc<dyn BlockDevice>>, read_only: bool) -> Arc<Self> {
         let file = layout.files().first();
+        let inflations = Inflations::new(most_inflations(layout.block_bytes()));
         let core = Arc::new(Core {
             name: file.map_or("", |file| file.name()).into(),
             facts: Mutex::new(Arc::new(layout.facts())),
@@ -86,6 +90,7 @@ impl<L: Layout> MappedDevice<L> {
             failure: Mutex::default(),
             closed: AtomicBool::new(false),
             inflated: Inflated::default(),
+            inflations,
         });
         Arc::new(MappedDevice(core.clone(), ForeignImage::new(core)))
     }

@@ -9,6 +9,7 @@ use vellum_storage::Event;
 
 use super::Core;
 use super::plan::Spot;
+use crate::inflations::Content;
 use crate::layout::{Layout, Place, Run};
 
 /// Runs of one request that are read side by side.
@@ -16,6 +17,14 @@ const RUNS_AT_ONCE: usize = 32;
 
 /// Blocks that one lookup goes over at most.
 const MOST_BLOCKS: u64 = 512;
+
+/// What blocks that are being inflated may take in memory, in bytes. One may always be.
+const INFLATED_BYTES: u64 = 64 << 20;
+
+/// Blocks of this size that are inflated at a time.
+pub(super) fn most_inflations(block_bytes: u64) -> usize {
+    (INFLATED_BYTES / block_bytes.max(1)) as usize
+}
 
 /// The block that was inflated last: requests smaller than a block come in order more often than not.
 #[derive(Debug, Default)]
@@ -25,12 +34,12 @@ pub(super) struct Inflated(Mutex<Last>);
 struct Last {
     /// How often a block was forgotten.
     generation: u64,
-    block: Option<(u64, Arc<Vec<u8>>)>,
+    block: Option<(u64, Content)>,
 }
 
 impl Inflated {
     /// The content of a block, or else what [`Inflated::put`] has to be told with it.
-    fn get(&self, offset_bytes: u64) -> std::result::Result<Arc<Vec<u8>>, u64> {
+    fn get(&self, offset_bytes: u64) -> std::result::Result<Content, u64> {
         let last = self.0.lock();
         match &last.block {
             Some((at, content)) if *at == offset_bytes => Ok(content.clone()),
@@ -39,7 +48,7 @@ impl Inflated {
     }
 
     /// Keeps a block that was inflated since `generation`, unless some block has got another place since.
-    fn put(&self, generation: u64, offset_bytes: u64, content: &Arc<Vec<u8>>) {
+    fn put(&self, generation: u64, offset_bytes: u64, content: &Content) {
         let mut last = self.0.lock();
         if last.generation == generation {
             last.block = Some((offset_bytes, content.clone()));
@@ -177,14 +186,24 @@ impl<L: Layout> Core<L> {
         }
     }
 
-    async fn inflate(&self, block_bytes: u64) -> Result<Arc<Vec<u8>>> {
+    /// The content of a block, inflated once for all who ask for it meanwhile.
+    async fn inflate(&self, block_bytes: u64) -> Result<Content> {
         let generation = match self.inflated.get(block_bytes) {
             Ok(content) => return Ok(content),
             Err(generation) => generation,
         };
-        let content = Arc::new(self.layout.inflate(block_bytes).await?);
-        self.inflated.put(generation, block_bytes, &content);
-        Ok(content)
+        // Under another generation the block may have another place.
+        let piece = (generation, block_bytes);
+        let inflate = async {
+            // Whoever inflated it may have ended before this one has joined.
+            if let Ok(content) = self.inflated.get(block_bytes) {
+                return Ok(content);
+            }
+            let content = Arc::new(self.layout.inflate(block_bytes).await?);
+            self.inflated.put(generation, block_bytes, &content);
+            Ok(content)
+        };
+        self.inflations.join(piece, inflate).await
     }
 
     async fn read_backing(&self, offset_bytes: u64, mut buffer: Buffer) -> Result<Buffer> {

@@ -10,7 +10,7 @@ use super::Kind;
 use crate::inflate::{Wrapper, inflate};
 
 /// What the dictionary of an LZMA stream may take. A chunk has at most 64 MiB, so a larger one is of no use.
-const MOST_DICTIONARY_KB: u32 = 80 << 10;
+pub(super) const MOST_DICTIONARY_KB: u32 = 80 << 10;
 
 /// A chunk of exactly `len` bytes; `None` if it does not decompress to that, or is of no such kind.
 pub(super) fn decompress(kind: Kind, stored: &[u8], len: usize) -> Option<Vec<u8>> {

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use vellum::{Error, ErrorKind, Result, Storage};
+use vellum_io::lane::compute;
 
 use super::chunk::{Chunk, Kind};
-use super::decompress::decompress;
+use super::decompress::{MOST_DICTIONARY_KB, decompress};
 use crate::fields::read_at;
+use crate::inflations::{Content, Inflations};
 use crate::two_level::corrupt;
 use crate::{Layout, NewBlock, Place, Run};
 
@@ -17,8 +20,11 @@ const BLOCK_BYTES: u64 = 256 << 10;
 /// stored for each does not keep readers busy.
 const SPARE_BYTES: u64 = 64 << 10;
 
-/// The chunk that was inflated last, by its number.
-type Last = Option<(usize, Vec<u8>)>;
+/// What chunks that are being inflated may take in memory, in bytes. One may always be.
+const INFLATED_BYTES: u64 = 256 << 20;
+
+/// The most chunks that are inflated at a time.
+const MOST_INFLATIONS: u64 = 16;
 
 /// Where the chunks of an image lie.
 #[derive(Debug)]
@@ -27,18 +33,36 @@ pub struct DmgLayout {
     size_bytes: u64,
     /// In their order on the disk.
     chunks: Vec<Chunk>,
-    /// Whoever inflates holds it, so that memory is taken for one chunk at a time.
-    last: async_lock::Mutex<Last>,
+    /// By their numbers.
+    inflations: Inflations<usize>,
+    /// Whether chunks are so large that there is room for one.
+    are_large: bool,
+    /// The chunk that was inflated last, by its number.
+    last: Mutex<Option<(usize, Content)>>,
+}
+
+/// How many chunks there is room for to be inflated at a time.
+fn most_inflations(chunks: &[Chunk]) -> usize {
+    let needed = chunks.iter().map(|chunk| match chunk.kind {
+        Kind::Zlib | Kind::Bzip2 | Kind::Lzfse => 3 * chunk.len_bytes + SPARE_BYTES,
+        Kind::Xz => 3 * chunk.len_bytes + SPARE_BYTES + (u64::from(MOST_DICTIONARY_KB) << 10),
+        Kind::Zero | Kind::Raw | Kind::Unknown(_) => 0,
+    });
+    let largest = needed.max().unwrap_or(0).max(1);
+    (INFLATED_BYTES / largest).clamp(1, MOST_INFLATIONS) as usize
 }
 
 impl DmgLayout {
     /// Chunks are in their order on the disk.
     pub(super) fn new(file: Arc<dyn Storage>, size_bytes: u64, chunks: Vec<Chunk>) -> DmgLayout {
+        let most = most_inflations(&chunks);
         DmgLayout {
             files: [file],
             size_bytes,
             chunks,
-            last: async_lock::Mutex::new(None),
+            inflations: Inflations::new(most),
+            are_large: most == 1,
+            last: Mutex::new(None),
         }
     }
 
@@ -59,6 +83,35 @@ impl DmgLayout {
         Ok((number, chunk, next.map_or(end, |next| next.min(end))))
     }
 
+    /// The content of a chunk, if it is the one that is kept.
+    fn kept(&self, number: usize) -> Option<Content> {
+        let last = self.last.lock();
+        let (kept, content) = last.as_ref()?;
+        (*kept == number).then(|| content.clone())
+    }
+
+    async fn inflate_chunk(&self, number: usize, chunk: &Chunk) -> Result<Content> {
+        // Whoever inflated it may have ended before this one has joined.
+        if let Some(content) = self.kept(number) {
+            return Ok(content);
+        }
+        let message = format!("chunk {number} does not decompress");
+        if chunk.stored_bytes > 2 * chunk.len_bytes + SPARE_BYTES {
+            return Err(corrupt("read", message));
+        }
+        if self.are_large {
+            // Not both in memory.
+            *self.last.lock() = None;
+        }
+        let [file] = &self.files;
+        let stored = read_at(&**file, chunk.offset_bytes, chunk.stored_bytes as usize).await?;
+        let (kind, len) = (chunk.kind, chunk.len_bytes as usize);
+        let content = compute(move || decompress(kind, &stored, len)).await;
+        let content = Arc::new(content.ok_or_else(|| corrupt("read", message))?);
+        *self.last.lock() = Some((number, content.clone()));
+        Ok(content)
+    }
+
     /// Puts bytes of a compressed chunk from one of its own on into `into`.
     async fn copy_chunk(
         &self,
@@ -67,25 +120,16 @@ impl DmgLayout {
         from_bytes: u64,
         into: &mut [u8],
     ) -> Result<()> {
-        let [file] = &self.files;
-        let mut last = self.last.lock().await;
-        if last.as_ref().is_none_or(|(last, _)| *last != number) {
-            let message = format!("chunk {number} does not decompress");
-            if chunk.stored_bytes > 2 * chunk.len_bytes + SPARE_BYTES {
-                return Err(corrupt("read", message));
+        let content = match self.kept(number) {
+            Some(content) => content,
+            None => {
+                let inflate = self.inflate_chunk(number, chunk);
+                self.inflations.join(number, inflate).await?
             }
-            // Not both in memory.
-            *last = None;
-            let stored = read_at(&**file, chunk.offset_bytes, chunk.stored_bytes as usize).await?;
-            let content = decompress(chunk.kind, &stored, chunk.len_bytes as usize);
-            let content = content.ok_or_else(|| corrupt("read", message))?;
-            *last = Some((number, content));
-        }
-        let content = last.as_ref().and_then(|(_, content)| {
-            let from = from_bytes as usize;
-            content.get(from..from.checked_add(into.len())?)
-        });
-        if let Some(content) = content {
+        };
+        let from = from_bytes as usize;
+        let end = from.checked_add(into.len());
+        if let Some(content) = end.and_then(|end| content.get(from..end)) {
             into.copy_from_slice(content);
         }
         Ok(())

@@ -5,7 +5,8 @@
 //! LZFSE or LZMA (in xz's container). QEMU reads the last one not, and Apple's oldest, ADC, nobody does here.
 //!
 //! Chunks have any sizes up to 64 MiB; what the device sees are blocks of a fixed size, which are put together from
-//! the chunks that they touch. One chunk is inflated at a time, and the last one is kept.
+//! the chunks that they touch. Chunks are inflated on all cores, as many at a time as
+//! there is room for, each once for all who ask for it meanwhile; the last one is kept.
 //!
 //! Images of this kind are never changed here, so there is nothing to say of a crash.
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use vellum::luks::GuestEncryption;
 use vellum::{Error, ErrorKind, Result, Storage};
+use vellum_io::lane::compute;
 
 use super::Header;
 use crate::facts::Facts;
@@ -105,7 +106,8 @@ impl Layout for QcowLayout {
         let (at, len) = self.header.compressed(entry).ok_or_else(failed)?;
         let compressed = read_at(&**file, at, len).await?;
         let cluster_bytes = self.header.cluster_bytes() as usize;
-        inflate(&compressed, cluster_bytes, Wrapper::None).ok_or_else(failed)
+        let cluster = compute(move || inflate(&compressed, cluster_bytes, Wrapper::None)).await;
+        cluster.ok_or_else(failed)
     }
 
     async fn allocate(&self, offset_bytes: u64) -> Result<NewBlock> {

@@ -98,7 +98,7 @@ impl Shape {
                 "the VHDX block allocation table is too small for the disk",
             ));
         }
-        if self.entries > MAX_ENTRIES {
+        if self.is_too_large() {
             let message = "the VHDX block allocation table is too large";
             return Err(vellum::Error::new(
                 vellum::ErrorKind::Unsupported,
@@ -107,6 +107,11 @@ impl Shape {
             ));
         }
         Ok(())
+    }
+
+    /// Whether the table takes more memory than is given to it.
+    pub(super) fn is_too_large(&self) -> bool {
+        self.entries > MAX_ENTRIES
     }
 
     /// The entry of a payload block.

@@ -127,7 +127,26 @@ fn sizes(options: &CreateOptions) -> Result<Sizes> {
     if !disk.is_multiple_of(512) {
         return refuse("Image size must be a multiple of 512 bytes");
     }
-    Ok(Sizes { disk, log, block })
+    let sizes = Sizes { disk, log, block };
+    if Shape::new(&parameters(&sizes, options)).is_too_large() {
+        // QEMU makes such images, which would not be opened here.
+        let mib = block / MIB;
+        return refuse(&format!(
+            "Blocks of {mib} MB are too small for an image of this size: its table would have more \
+             than 16 Mi entries"
+        ));
+    }
+    Ok(sizes)
+}
+
+fn parameters(sizes: &Sizes, options: &CreateOptions) -> Parameters {
+    Parameters {
+        block_bytes: sizes.block,
+        leaves_blocks: options.subformat == Subformat::Fixed,
+        has_parent: false,
+        size_bytes: sizes.disk,
+        sector_bytes: 512,
+    }
 }
 
 /// Makes an image in an empty file.
@@ -136,13 +155,7 @@ fn sizes(options: &CreateOptions) -> Result<Sizes> {
 /// [`ErrorKind::InvalidArgument`], in QEMU's words, for sizes that an image cannot have; what the storage says.
 pub async fn create(file: &Arc<dyn Storage>, options: &CreateOptions) -> Result<()> {
     let sizes = sizes(options).map_err(|error| error.target(file.name()))?;
-    let parameters = Parameters {
-        block_bytes: sizes.block,
-        leaves_blocks: options.subformat == Subformat::Fixed,
-        has_parent: false,
-        size_bytes: sizes.disk,
-        sector_bytes: 512,
-    };
+    let parameters = parameters(&sizes, options);
     let shape = Shape::new(&parameters);
     // QEMU counts backwards from no blocks, and takes no smaller table than it makes itself.
     let entries = match shape.blocks {
@@ -282,6 +295,11 @@ mod tests {
         }
         let made = sizes(&options.size_bytes(1).log_size_bytes(1)).unwrap();
         assert_eq!((made.disk, made.log, made.block), (512, 1 << 20, 8 << 20));
+        // A table that would not be opened is not made.
+        let small = options.block_size_bytes(1 << 20);
+        assert!(sizes(&small.size_bytes(15 << 40)).is_ok());
+        let error = sizes(&small.size_bytes(20 << 40)).err().expect("a refusal");
+        assert!(error.message().starts_with("Blocks of 1 MB are too small"));
         let made = sizes(&options.size_bytes(200 << 30).block_size_bytes(1 << 40)).unwrap();
         assert_eq!(made.block, 256 << 20);
     }

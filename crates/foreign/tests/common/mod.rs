@@ -1,13 +1,16 @@
 //! What the tests of all formats share: QEMU's programs, and a model to compare with.
 #![allow(dead_code, reason = "each test uses some of it")]
 
+use std::future::poll_fn;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 
 use vellum::io::lane;
-use vellum::storage::{Create, FileOptions, FileStorage};
-use vellum::{BlockDevice, Buffer, RequestFlags, Storage, ZeroRequest};
+use vellum::storage::{Create, FileOptions, FileStorage, MemStorage};
+use vellum::{BlockDevice, Buffer, Buffers, Io, RequestFlags, Storage, ZeroRequest};
 
 /// Runs one of QEMU's programs; it has to succeed.
 pub fn qemu(program: &str, arguments: &[&str]) -> String {
@@ -160,4 +163,60 @@ pub fn compare_by_words(place: &Place, image: &[&str], bytes: &[u8]) {
 
 pub fn run<T>(future: impl Future<Output = T>) -> T {
     lane::block_on(future)
+}
+
+/// A file in memory that counts the reads of more than a few bytes, and answers them later.
+#[derive(Debug)]
+pub struct Counted {
+    file: Arc<MemStorage>,
+    reads: AtomicUsize,
+}
+
+impl Counted {
+    pub fn new(bytes: Vec<u8>) -> Arc<Counted> {
+        Arc::new(Counted {
+            file: Arc::new(MemStorage::with_bytes(bytes)),
+            reads: AtomicUsize::new(0),
+        })
+    }
+
+    pub fn reads(&self) -> usize {
+        self.reads.load(Ordering::Relaxed)
+    }
+}
+
+impl Storage for Counted {
+    vellum_storage::delegate!(file: capabilities, name, len_bytes, write, write_zeroes, truncate, flush);
+
+    fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
+        let len_bytes: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        if len_bytes > 16 {
+            self.reads.fetch_add(1, Ordering::Relaxed);
+        }
+        let file = self.file.clone();
+        Io::start(async move {
+            let mut has_waited = false;
+            poll_fn(|context| {
+                context.waker().wake_by_ref();
+                match std::mem::replace(&mut has_waited, true) {
+                    true => Poll::Ready(()),
+                    false => Poll::Pending,
+                }
+            })
+            .await;
+            file.read(offset_bytes, buffers).await
+        })
+    }
+}
+
+/// Has many read pieces of some blocks side by side; each has to read as `content` does.
+pub async fn read_side_by_side(device: &dyn BlockDevice, content: &[u8], blocks: &[u64]) {
+    let readers = (0..60).map(|number| {
+        let at = blocks[number % blocks.len()] + (number as u64 % 7) * 512;
+        async move {
+            let read = device.read(at, Buffer::for_read(512)).await.unwrap();
+            assert!(read[..] == content[at as usize..][..512], "{at}");
+        }
+    });
+    futures_util::future::join_all(readers).await;
 }
