@@ -1,5 +1,6 @@
 //! Looks whether everything is there that disks lead to, and is what was written.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use futures_util::stream::{self, StreamExt};
@@ -72,15 +73,17 @@ pub async fn verify(
         .map(|object| (object.key.as_str(), object.len_bytes));
     let lengths = lengths.collect::<HashMap<_, _>>();
     let mut there = Vec::new();
+    let holders = Holders::of(&disks);
     for ((push, number), (segment, disk)) in &segments {
+        let disks = || holders.names((*push, *number), disk);
         let key = names::part(names::SEGMENTS, *push, *number);
         let wanted = segment.footer.segment_bytes();
         match lengths.get(key.as_str()) {
             None => verified
                 .problems
-                .push(format!("{key} is missing (of {disk})")),
+                .push(format!("{key} is missing (of {})", disks())),
             Some(&len) if len != wanted => {
-                let problem = format!("{key} has {len} bytes, not {wanted} (of {disk})");
+                let problem = format!("{key} has {len} bytes, not {wanted} (of {})", disks());
                 verified.problems.push(problem);
             }
             Some(_) => {
@@ -102,13 +105,58 @@ pub async fn verify(
     let mut done = 0;
     while let Some((segment, disk, checked)) = checks.next().await {
         marks.note(&segment, &checked, with_data).await;
-        let problem = checked.err().map(|error| format!("{error} (of {disk})"));
+        let problem = checked.err().map(|error| {
+            let disks = holders.names((segment.push, segment.number), &disk);
+            format!("{error} (of {disks})")
+        });
         verified.problems.extend(problem);
         done += 1;
         progress(done, total);
     }
     verified.problems.extend(marks.problem());
     Ok(verified)
+}
+
+/// Which disks hold a segment, for those that are damaged.
+struct Holders<'a> {
+    disks: &'a [Manifest],
+    /// The segments of each, once somebody asks.
+    used: OnceCell<Vec<Used>>,
+}
+
+impl<'a> Holders<'a> {
+    fn of(disks: &'a [Manifest]) -> Self {
+        Holders {
+            disks,
+            used: OnceCell::new(),
+        }
+    }
+
+    /// The names of all disks that a segment is listed by; `one` is among them if its manifest is right.
+    fn names(&self, (push, number): (PushId, u32), one: &str) -> String {
+        let used = self.used.get_or_init(|| {
+            let used = self.disks.iter().map(|disk| {
+                let mut used = Used::default();
+                used.add(disk);
+                used
+            });
+            used.collect()
+        });
+        let holders = self.disks.iter().zip(used);
+        let holders = holders.filter(|(_, used)| used.has_segment(push, number));
+        let names: Vec<String> = holders.map(|(disk, _)| name_of(disk).to_string()).collect();
+        match names.is_empty() {
+            true => one.to_owned(),
+            false => names.join(", "),
+        }
+    }
+}
+
+fn name_of(disk: &Manifest) -> DiskName {
+    DiskName {
+        tag: disk.tag.clone(),
+        number: Some(disk.number),
+    }
 }
 
 /// The marks that tell pushes of damaged segments, as they come and go.
@@ -212,10 +260,7 @@ async fn look_at_map(
     segments: &mut BTreeMap<(PushId, u32), (SegmentRef, String)>,
     verified: &mut Verified,
 ) {
-    let name = DiskName {
-        tag: disk.tag.clone(),
-        number: Some(disk.number),
-    };
+    let name = name_of(disk);
     let mut listed = Used::default();
     listed.add(disk);
     for (number, at) in (0..).zip(&disk.pieces) {

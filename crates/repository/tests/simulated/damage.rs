@@ -145,6 +145,23 @@ fn a_damaged_map_is_made_anew() {
 }
 
 #[test]
+fn all_disks_of_a_damaged_segment_are_named() {
+    for what in ALL {
+        let store = Shared::default();
+        for (id, name) in [(1, "one"), (2, "two"), (3, "three")] {
+            pushing(&store, id, name, 0, 10).finish().unwrap();
+        }
+        // Another one of its own.
+        pushing(&store, 4, "four", 1000, 10).finish().unwrap();
+        damage(&store, &segment(1, 0), what);
+        let problems = verifying(&store, true).problems;
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        let told = problems[0].ends_with("(of one@1, three@1, two@1)");
+        assert!(told, "{problems:?}");
+    }
+}
+
+#[test]
 fn what_is_whole_again_is_used_again() {
     let store = Shared::default();
     pushing(&store, 1, "one", 0, 10).finish().unwrap();
