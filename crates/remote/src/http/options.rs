@@ -36,6 +36,8 @@ pub struct HttpOptions {
     pub credentials: Option<Credentials>,
     /// Cookies: `name=content; ...`.
     pub cookie: Option<Zeroizing<String>>,
+    /// More header fields of each request to the server that the URL names: `NAME: VALUE` in a line each.
+    pub header: Option<Zeroizing<String>>,
     /// Gets a line for the user: what takes long, and why.
     pub notice: fn(&str),
 }
@@ -50,6 +52,7 @@ impl HttpOptions {
             connection: ConnectionOptions::default(),
             credentials: None,
             cookie: None,
+            header: None,
             notice: |_| {},
         }
     }

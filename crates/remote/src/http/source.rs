@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use reqwest::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, COOKIE, HeaderMap, HeaderName, HeaderValue, IF_MATCH,
-    IF_UNMODIFIED_SINCE, LOCATION, RANGE,
+    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderMap,
+    HeaderName, HeaderValue, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE,
+    IF_UNMODIFIED_SINCE, LOCATION, PROXY_AUTHORIZATION, RANGE, TRANSFER_ENCODING,
 };
 use reqwest::{Client, Response, StatusCode, Url};
 use tokio::time::{Instant, timeout_at};
@@ -26,6 +27,8 @@ const MOST_REDIRECTS: usize = 10;
 pub(crate) struct Source {
     options: HttpOptions,
     url: Url,
+    /// What the user wants to be sent beside.
+    more: HeaderMap,
     /// Where the server has led to.
     place: Mutex<Option<Url>>,
     plain: OnceLock<Client>,
@@ -45,6 +48,53 @@ fn failed(kind: ErrorKind, message: impl Into<String>) -> Error {
     Error::new(kind, "read", message)
 }
 
+/// Header fields that are said here: what reads asks for hangs on them, or on what else the user says.
+const OWN_FIELDS: &[HeaderName] = &[
+    ACCEPT_ENCODING,
+    AUTHORIZATION,
+    CONNECTION,
+    CONTENT_LENGTH,
+    COOKIE,
+    HOST,
+    IF_MATCH,
+    IF_MODIFIED_SINCE,
+    IF_NONE_MATCH,
+    IF_RANGE,
+    IF_UNMODIFIED_SINCE,
+    PROXY_AUTHORIZATION,
+    RANGE,
+    TRANSFER_ENCODING,
+];
+
+/// The header fields that a user wants to be sent, one a line.
+fn parse_header(text: &str) -> Result<HeaderMap, String> {
+    let mut fields = HeaderMap::new();
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        // Values may be secret.
+        let wrong = || "a header field is 'NAME: VALUE', in a line of its own".to_owned();
+        let (name, value) = line.split_once(':').ok_or_else(wrong)?;
+        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong())?;
+        if OWN_FIELDS.contains(&name) {
+            return Err(format!(
+                "the header field '{name}' is not the user's to say"
+            ));
+        }
+        let mut value = HeaderValue::from_str(value.trim()).map_err(|_| wrong())?;
+        value.set_sensitive(true);
+        fields.append(name, value);
+    }
+    Ok(fields)
+}
+
+fn value_of(name: &HeaderName, text: &str, secret: bool) -> Result<HeaderValue, Failure> {
+    let mut value = HeaderValue::from_str(text).map_err(|_| {
+        let message = format!("{name} cannot hold a line end or other control characters");
+        Failure::Final(failed(ErrorKind::InvalidArgument, message))
+    })?;
+    value.set_sensitive(secret);
+    Ok(value)
+}
+
 impl Source {
     pub(crate) fn new(options: HttpOptions) -> Result<Self, Error> {
         let invalid = |message: String| Error::new(ErrorKind::InvalidArgument, "open", message);
@@ -60,9 +110,12 @@ impl Source {
             let _ = shown.set_password(Some("***"));
         }
         url.set_fragment(None);
+        let more = parse_header(options.header.as_ref().map_or("", |text| text.as_str()));
+        let more = more.map_err(invalid)?;
         Ok(Source {
             options,
             url,
+            more,
             place: Mutex::new(None),
             plain: OnceLock::new(),
             secure: OnceLock::new(),
@@ -111,12 +164,7 @@ impl Source {
     fn headers(&self, place: &Url, range: &Range<u64>) -> Result<HeaderMap, Failure> {
         let mut headers = HeaderMap::new();
         let mut add = |name: HeaderName, text: &str, secret: bool| {
-            let mut value = HeaderValue::from_str(text).map_err(|_| {
-                let message = format!("{name} cannot hold a line end or other control characters");
-                Failure::Final(failed(ErrorKind::InvalidArgument, message))
-            })?;
-            value.set_sensitive(secret);
-            headers.insert(name, value);
+            headers.insert(name.clone(), value_of(&name, text, secret)?);
             Ok::<_, Failure>(())
         };
         let text = format!("bytes={}-{}", range.start, range.end - 1);
@@ -137,6 +185,7 @@ impl Source {
                 let text = zeroize::Zeroizing::new(format!("Bearer {}", token.as_str()));
                 add(AUTHORIZATION, &text, true)?;
             }
+            headers.extend(self.more.clone());
         }
         Ok(headers)
     }
@@ -346,5 +395,28 @@ impl fmt::Debug for Source {
         f.debug_struct("Source")
             .field("name", &self.name)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_fields_are_lines_of_names_and_values() {
+        let fields = parse_header("X-Token: a b\n\nX-Tenant:c\r\n").unwrap();
+        assert_eq!(fields["x-token"], "a b");
+        assert_eq!(fields["x-tenant"], "c");
+        assert!(parse_header("").unwrap().is_empty());
+        for text in [
+            "x",
+            "a b: c",
+            "Range: bytes=0-",
+            "Host: h",
+            ": x",
+            "X: a\u{7}",
+        ] {
+            assert!(parse_header(text).is_err(), "{text}");
+        }
     }
 }

@@ -16,7 +16,7 @@ use object_store::{ObjectStore, RetryConfig};
 use vellum_io::{Error, ErrorKind, Result};
 
 use super::options::{self, Kind, ObjectCredentials, ObjectOptions, Place};
-use super::store_failure::TryAgain;
+use super::store_failure::{NoRole, TryAgain};
 use crate::connection::ConnectionOptions;
 use crate::failure::told;
 
@@ -62,7 +62,12 @@ impl HttpService for Connector {
                 place.get_or_init(|| made)
             }
         };
-        let answer = client.call(request).await?;
+        let asks_role = asks_role(request.uri());
+        let answer = client.call(request).await;
+        let answer = answer.map_err(|error| match asks_role {
+            true => HttpError::new(error.kind(), NoRole(told(&error))),
+            false => error,
+        })?;
         let status = answer.status().as_u16();
         match status {
             408 | 429 | 500 | 502 | 503 | 504 => {
@@ -75,6 +80,18 @@ impl HttpService for Connector {
             _ => Ok(answer),
         }
     }
+}
+
+/// What Amazon's machines ask for the keys of their role, unless the environment names another server.
+const ROLE_SERVER: &str = "http://169.254.169.254";
+
+/// Whether a request is for the keys of this machine's role: where nobody has said any, the crate makes it.
+fn asks_role(url: &http::Uri) -> bool {
+    let server = std::env::var("AWS_METADATA_ENDPOINT");
+    let server = server.as_deref().unwrap_or(ROLE_SERVER);
+    let is_path = |path: &str| url.path().starts_with(path);
+    (is_path("/latest/api/token") || is_path("/latest/meta-data/iam/"))
+        && url.to_string().starts_with(server.trim_end_matches('/'))
 }
 
 fn no_retries() -> RetryConfig {
@@ -195,4 +212,20 @@ fn azure(options: &ObjectOptions, place: &Place, connector: Connector) -> Result
         .build()
         .map_err(|error| unusable(&error))?;
     Ok(Arc::new(store))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_for_a_role_are_told_from_those_for_objects() {
+        let asks = |url: &str| asks_role(&url.parse().expect("a URL"));
+        assert!(asks("http://169.254.169.254/latest/api/token"));
+        assert!(asks(
+            "http://169.254.169.254/latest/meta-data/iam/security-credentials/"
+        ));
+        assert!(!asks("http://127.0.0.1:9000/latest/api/token"));
+        assert!(!asks("http://169.254.169.254/images/golden"));
+    }
 }

@@ -66,12 +66,9 @@ pub(crate) async fn open(options: ObjectOptions) -> Result<(Source, Version)> {
     let source = Source::new(&options)?;
     let mut retries = Retries::new(source.timeout);
     loop {
-        let failure = match source.store.head(&source.path).await {
-            Ok(meta) => {
-                let version = Version::of(&meta);
-                return Ok((source, version));
-            }
-            Err(error) => source.failure("open", &error),
+        let failure = match source.find().await {
+            Ok(version) => return Ok((source, version)),
+            Err(failure) => failure,
         };
         let failure = match failure {
             // Whoever mistypes a name wants to know now.
@@ -104,6 +101,24 @@ impl Source {
 
     pub(crate) fn timeout(&self) -> Duration {
         self.timeout
+    }
+
+    /// The object's version.
+    async fn find(&self) -> Result<Version, Failure> {
+        let failure = match self.store.head(&self.path).await {
+            Ok(meta) => return Ok(Version::of(&meta)),
+            Err(error) if store_failure::has_answered(&error) => self.failure("open", &error),
+            Err(error) => return Err(self.failure("open", &error)),
+        };
+        if !matches!(failure, Failure::Final(_)) {
+            return Err(failure);
+        }
+        // A refusal of HEAD has no body, so no reason: the one of a byte that is asked for has.
+        let first = GetOptions::new().with_range(Some(GetRange::Bounded(0..1)));
+        match self.store.get_opts(&self.path, first).await {
+            Ok(answer) => Ok(Version::of(&answer.meta)),
+            Err(error) => Err(self.failure("open", &error)),
+        }
     }
 
     pub(super) fn failure(&self, operation: &'static str, error: &object_store::Error) -> Failure {

@@ -35,6 +35,24 @@ impl TryAgain {
     }
 }
 
+/// Nobody has said any keys, and this machine has no role that would give some: why.
+#[derive(Debug)]
+pub(super) struct NoRole(pub(super) String);
+
+impl fmt::Display for NoRole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "no keys are set, and this machine has no role that gives some ({}): set \
+             AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the options 'access-key-id' and \
+             'access-key-secret', or 'anonymous' for what everybody may read",
+            self.0
+        )
+    }
+}
+
+impl StdError for NoRole {}
+
 /// The first error of a type among an error and its causes.
 fn find<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a T> {
     let mut next = Some(error);
@@ -61,6 +79,11 @@ fn said(text: &str) -> Option<String> {
     })
 }
 
+/// Whether a request failed by what the store says, as far as can be seen: it was asked at least.
+pub(super) fn has_answered(error: &StoreError) -> bool {
+    find::<NoRole>(error).is_none()
+}
+
 /// What a failed request for the object `name` means. `operation`: what it was for.
 pub(super) fn failure(
     name: &str,
@@ -70,6 +93,10 @@ pub(super) fn failure(
 ) -> Failure {
     let made = |kind, message: String| Error::new(kind, operation, message).target(name);
     let io = |message| made(ErrorKind::Io, message);
+    if let Some(no_role) = find::<NoRole>(error) {
+        let message = no_role.to_string();
+        return Failure::Final(made(ErrorKind::PermissionDenied, message));
+    }
     if let Some(again) = find::<TryAgain>(error) {
         let failed = io(again.to_string());
         return match again.is_busy() {
@@ -150,6 +177,12 @@ mod tests {
             told(broken(HttpErrorKind::Interrupted)),
             Failure::Passing(..)
         ));
+        let no_role = NoRole("nobody is there".to_owned());
+        let no_role = generic(Box::new(HttpError::new(HttpErrorKind::Connect, no_role)));
+        let Failure::Final(error) = told(no_role) else {
+            panic!("it would be tried again")
+        };
+        assert!(error.message().contains("AWS_ACCESS_KEY_ID"));
         assert!(matches!(
             told(generic("<Code>InvalidRange</Code>".into())),
             Failure::Final(_)

@@ -245,6 +245,7 @@ fn credentials_do_not_follow_to_other_servers() {
             let mut options = quick(here.url());
             options.credentials = Some(credentials);
             options.cookie = Some(Zeroizing::new("a=b".to_owned()));
+            options.header = Some(Zeroizing::new("X-Tenant: mine".to_owned()));
             let storage = RemoteStorage::open_http(options).await.unwrap();
             assert!(read(&storage, 0, MIB).await.unwrap() == bytes);
         }
@@ -255,9 +256,11 @@ fn credentials_do_not_follow_to_other_servers() {
     assert_eq!(asked[0].headers["authorization"], "Basic bWU6c2VjcmV0");
     assert_eq!(asked[1].headers["authorization"], "Bearer token");
     assert_eq!(asked[0].headers["cookie"], "a=b");
+    assert_eq!(asked[0].headers["x-tenant"], "mine");
     for request in there.requests() {
         assert!(!request.headers.contains_key("authorization"));
         assert!(!request.headers.contains_key("cookie"));
+        assert!(!request.headers.contains_key("x-tenant"));
     }
 }
 
