@@ -80,6 +80,12 @@ impl UnlockedFile {
         Ok(self.file)
     }
 
+    /// Gives back the locks of a use that is over. Whoever comes next takes them again.
+    pub(crate) fn unlock(&self) {
+        // Nothing that is given back can be in anybody's way.
+        let _ = self.file.set_permissions(Permissions::NONE);
+    }
+
     fn permissions(&self, flags: &OpenFlags, user: FileUse) -> Option<Permissions> {
         if !self.locking {
             // `locking=off`: the user says so.

@@ -277,3 +277,42 @@ fn commands_of_block_jobs_know_no_others() {
     }
     same(&[], &script);
 }
+
+/// A node in which an image was made, and that nobody uses, keeps nobody from its file.
+#[test]
+fn no_file_stays_locked_behind_a_creation() {
+    let file = |name, filename| {
+        let options = json!({"driver": "file", "node-name": name, "filename": filename});
+        Ask("blockdev-add", options)
+    };
+    let created = |id, options: Value| {
+        [
+            Ask("blockdev-create", json!({"job-id": id, "options": options})),
+            Wait(id, "concluded"),
+            Ask("query-jobs", json!({})),
+            Ask("job-dismiss", json!({"id": id})),
+        ]
+    };
+    let made = |size_bytes: u64, filename| json!({"driver": "file", "filename": filename, "size": size_bytes});
+    let image = |name, file: Value| json!({"driver": name, "node-name": name, "file": file});
+    let mut script = Vec::new();
+    script.extend(created("f1", made(0, "disk.vmdk")));
+    script.extend(created("f2", made(1 << 20, "disk-flat.vmdk")));
+    script.extend([file("d", "disk.vmdk"), file("e", "disk-flat.vmdk")]);
+    let options = json!({"driver": "vmdk", "size": 1 << 20, "subformat": "monolithicFlat",
+        "file": "d", "extents": ["e"]});
+    script.extend(created("j", options.clone()));
+    // It opens the extent by its name.
+    let other = json!({"driver": "file", "filename": "disk.vmdk"});
+    script.extend([
+        Ask("blockdev-add", image("vmdk", other)),
+        Ask("blockdev-del", json!({"node-name": "vmdk"})),
+    ]);
+    // Nor if that failed.
+    let mut wrong = options;
+    wrong["subformat"] = json!("monolithicSparse");
+    script.extend(created("w", wrong));
+    let extent = json!({"driver": "file", "filename": "disk-flat.vmdk"});
+    script.push(Ask("blockdev-add", image("raw", extent)));
+    same(&[], &script);
+}

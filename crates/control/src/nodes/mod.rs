@@ -55,6 +55,7 @@ use vellum_jobs::live::Moment;
 use vellum_storage::nodes::watch::WriteWatch;
 
 use crate::OpenFlags;
+use crate::file_node::UnlockedFile;
 use crate::files::Files;
 use crate::graph::{NodeKind, OpenContext, OpenedNode, Role};
 use crate::open::Ancestry;
@@ -301,8 +302,9 @@ impl Nodes {
         node.ok_or_else(|| unknown_node(name))?.device()
     }
 
-    /// Has the next user of a node ask for its size again, if it has none now.
-    pub(crate) fn forget_size(&self, name: &str) {
+    /// Has a node that nobody uses any more be as if nobody had: its files are not locked, and the next
+    /// user asks for its size again.
+    pub(crate) fn release_unused(&self, name: &str) {
         let mut named = self.lock();
         let is_used = named.uses.of(name).next().is_some();
         if let Some(node) = named.nodes.get_mut(name)
@@ -310,6 +312,7 @@ impl Nodes {
             && matches!(node.opened.kind, NodeKind::Storage(_))
         {
             node.device = None;
+            node.opened.files.iter().for_each(UnlockedFile::unlock);
         }
     }
 

@@ -178,7 +178,7 @@ impl Work for Create {
     async fn leave(mut self) {
         for (name, id) in self.uses.drain(..) {
             self.nodes.leave(id);
-            self.nodes.forget_size(&name);
+            self.nodes.release_unused(&name);
         }
         for storage in self.opened.drain(..) {
             // It was flushed; what the image is worth does not depend on it.
