@@ -13,6 +13,8 @@ const STORES: &[&str] = &["s3", "gs", "az"];
 const NAMING: &[&str] = &[
     "cookie",
     "cookie-secret",
+    "header",
+    "header-secret",
     "username",
     "password-secret",
     "proxy-username",

@@ -31,6 +31,7 @@
     ("query-block-jobs->[].x-vellum-held-ms is ours", "beyond QEMU's"),
     ("blockdev-add.driver = theirs", "drivers that are not there"),
     ("blockdev-add<http>.bearer-token-secret is ours", "beyond QEMU's"),
+    ("blockdev-add<http>.header", "beyond QEMU's"),
     ("blockdev-add<http>.keep-size is ours", "beyond QEMU's"),
     ("blockdev-add<https>.", "options beyond QEMU's"),
     ("blockdev-add<ssh>.timeout is ours", "beyond QEMU's"),

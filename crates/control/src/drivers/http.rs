@@ -38,6 +38,7 @@ fn take(driver: &str, options: &mut Options) -> Result<HttpOptions> {
     let mut client = HttpOptions::new(url);
     client.readahead_bytes = readahead_bytes.unwrap_or(client.readahead_bytes);
     client.cookie = cookie;
+    client.header = take_header(options)?;
     client.keep_bytes = options.take_size("keep-size")?.unwrap_or(client.keep_bytes);
     let login = server_options::take_login(options, "username", "password-secret")?;
     client.credentials = login.map(Credentials::Basic);
@@ -63,6 +64,15 @@ fn take_cookie(options: &mut Options) -> Result<Option<Zeroizing<String>>> {
         ));
     }
     Ok(cookie.or(take_secret(options, "cookie-secret")?))
+}
+
+/// Header fields beside, which may be secret.
+fn take_header(options: &mut Options) -> Result<Option<Zeroizing<String>>> {
+    let header = options.take_text("header")?.map(Zeroizing::new);
+    if header.is_some() && options.contains("header-secret") {
+        return Err(invalid("header cannot be used with header-secret"));
+    }
+    Ok(header.or(take_secret(options, "header-secret")?))
 }
 
 #[cfg(test)]
@@ -96,6 +106,10 @@ mod tests {
             (
                 "url=http://h/x,cookie=a,cookie-secret=b",
                 "curl driver cannot handle both cookie and cookie secret",
+            ),
+            (
+                "url=http://h/x,header=a,header-secret=b",
+                "header cannot be used with header-secret",
             ),
             (
                 "url=http://h/x,password-secret=nobody",

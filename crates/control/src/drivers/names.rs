@@ -28,6 +28,8 @@ fn of_servers(driver: &str) -> &'static [&'static str] {
             "proxy-password-secret",
             "cookie",
             "cookie-secret",
+            "header",
+            "header-secret",
             "sslverify",
             "bearer-token-secret",
             "tls-ca-file",
