@@ -17,6 +17,7 @@ mod img;
 mod inspect;
 mod install;
 mod io;
+mod local;
 mod localtime;
 mod manual;
 mod mount;

@@ -198,6 +198,23 @@ fn what_cannot_be_read_has_a_code_of_its_own() {
 
 /// No file but the image is opened, whatever it names: strace sees every one.
 #[test]
+fn files_of_other_machines_are_refused_with_what_to_do() {
+    let folder = folder(&[]);
+    for words in [
+        &["audit", "s3://b/k"][..],
+        &["bench", "ssh://host/disk"],
+        &["oci", "push", "s3://b/k", "127.0.0.1:1/x"],
+        &["receive", "-O", "raw", "rbd:pool/image"],
+    ] {
+        let output = vellum(folder.path(), words);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {said}");
+        let reason = "is on another machine, and this command takes files of this one only";
+        assert!(said.contains(reason), "{words:?}: {said}");
+    }
+}
+
+#[test]
 fn nothing_else_is_opened() {
     let folder = folder(&[
         "create -q -f raw secret 1M",

@@ -28,6 +28,14 @@ pub fn protocol(name: &str) -> Option<&str> {
     name[end..].starts_with(':').then(|| &name[..end])
 }
 
+/// Whether a name means a file on another machine: on a web server, in a store, in a cluster.
+pub fn is_on_server(name: &str) -> bool {
+    protocol(name).is_some_and(|protocol| {
+        url_name::SCHEMES.contains(&protocol)
+            || matches!(protocol, rbd_name::SCHEME | ssh_name::SCHEME)
+    })
+}
+
 /// The path that a name without options means.
 ///
 /// # Errors
@@ -209,6 +217,22 @@ pub fn without_passwords(text: &str) -> Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_on_servers_are_told_by_their_protocols() {
+        for name in ["s3://b/k", "https://h/f", "ssh://h/f", "rbd:pool/image"] {
+            assert!(is_on_server(name), "{name}");
+        }
+        for name in [
+            "disk",
+            "./s3:x",
+            "nbd:unix:x",
+            "file:disk",
+            "repo+file:///x",
+        ] {
+            assert!(!is_on_server(name), "{name}");
+        }
+    }
 
     #[test]
     fn sees_protocols() {

@@ -23,7 +23,7 @@ use vellum_io::lane;
 use vellum_storage::{FileOptions, FileStorage};
 
 use crate::output::Output;
-use crate::{hint, report};
+use crate::{hint, local, report};
 use arguments::Arguments;
 
 pub use arguments::{EXPLAINS, HELP, options};
@@ -89,6 +89,9 @@ async fn look_at(image: &str, arguments: &Arguments) -> vellum::Result<Report> {
         Some((package, member)) => (package, Some(member)),
         None => (image, None),
     };
+    if let Some(message) = local::refusal(path) {
+        return Err(Error::new(ErrorKind::InvalidArgument, "open", message));
+    }
     let path = std::path::Path::new(path);
     // A pipe would make the program wait, and a device of another kind do anything.
     let metadata = std::fs::metadata(path).map_err(|error| Error::from_io("open", &error))?;

@@ -42,7 +42,7 @@ use scratch::{Interrupt, Scratch};
 use survey::Survey;
 
 use crate::size::human;
-use crate::{hint, report};
+use crate::{hint, local, report};
 
 pub use arguments::{help, options};
 
@@ -95,6 +95,9 @@ fn show(text: &str) -> Result<(), Failure> {
 }
 
 async fn measure(arguments: &Arguments, interrupt: Interrupt) -> Result<Report, Failure> {
+    if let Some(message) = arguments.image.as_deref().and_then(local::refusal) {
+        return Failure::message(message);
+    }
     let (target, tables, about) = match &arguments.image {
         Some(name) => examine(arguments, name, &interrupt).await?,
         None => set_up(arguments).await?,

@@ -14,6 +14,7 @@ use vellum_control::{ImageSpec, OpenFlags, filename, open_device};
 use vellum_io::error::io_text;
 
 use super::arguments::{Arguments, Way};
+use crate::local;
 use crate::progress::{Progress, SharedProgress};
 use crate::report;
 use crate::size::human;
@@ -46,6 +47,14 @@ fn told(error: vellum::Error) -> String {
     report::error_text(&error)
 }
 
+/// The path of a disk, which has to be a file of this machine.
+fn local_path(disk: &str) -> Result<String, String> {
+    match local::refusal(disk) {
+        Some(message) => Err(message),
+        None => filename::local_path(disk).map_err(told),
+    }
+}
+
 async fn push(
     arguments: &Arguments,
     reference: Reference,
@@ -59,7 +68,7 @@ async fn push(
         Some(other) => return Err(format!("No compression '{other}': none, gzip or zstd")),
     };
     let disk = &arguments.disk;
-    let path = filename::local_path(disk).map_err(told)?;
+    let path = local_path(disk)?;
     let spec = ImageSpec::from_argument(disk, false, arguments.format.as_deref());
     let flags = OpenFlags {
         // Nobody changes it meanwhile.
@@ -111,7 +120,7 @@ async fn pull(
     options: OciOptions,
     progress: &SharedProgress,
 ) -> Result<String, String> {
-    let path = filename::local_path(&arguments.disk).map_err(told)?;
+    let path = local_path(&arguments.disk)?;
     let target = Path::new(&path);
     if target.symlink_metadata().is_ok() && !arguments.force {
         return Err(format!("'{path}' exists: --force replaces it"));

@@ -26,7 +26,7 @@ use super::{id_text, widen};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::progress::Progress;
 use crate::size::human;
-use crate::{hint, report};
+use crate::{hint, local, report};
 
 type Opt = common::Opt<Own>;
 
@@ -102,6 +102,9 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         return print_option_help(target.format.as_deref().unwrap_or("qcow2"), None);
     }
     let disk = one_name(&arguments.common.operands)?.to_owned();
+    if let Some(message) = local::refusal(&disk) {
+        return fail(message);
+    }
     if arguments.resume_token {
         return print_resume_token(&disk);
     }
