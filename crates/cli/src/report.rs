@@ -12,7 +12,7 @@ use std::fmt::Display;
 use std::io::Write;
 use std::sync::OnceLock;
 
-use vellum_control::filename::without_passwords;
+use vellum_control::filename::{self, without_passwords};
 
 use crate::terminal;
 
@@ -197,14 +197,28 @@ pub fn error_text(error: &vellum::Error) -> String {
     vellum_control::error_text(error)
 }
 
-/// Says more of an error than QEMU's words for it do, if it is of bytes that the disk has changed, or of
-/// a disk in a repository: which these are, and what to do. To be called beside what reports the error.
-pub fn about_mismatch(error: &vellum::Error) {
+/// Says more of an error than QEMU's words for it do, if it is of bytes that the disk has changed, of a
+/// disk in a repository, or of a server that has the image: which these are, why, and what to do. To be
+/// called beside what reports the error.
+pub fn about_cause(error: &vellum::Error) {
     let is_of_repository = error.operation() == vellum_repository::READ_DISK;
     if error.kind() == vellum::ErrorKind::ChecksumMismatch || is_of_repository {
         let name = error.target_name().unwrap_or_default();
-        warning(format_args!("'{name}': {}", error_text(error)));
+        return warning(format_args!("'{name}': {}", error_text(error)));
     }
+    let causes = std::iter::successors(Some(error), |error| {
+        std::error::Error::source(*error)?.downcast_ref()
+    });
+    if let Some((name, cause)) = causes.filter_map(of_server).last() {
+        warning(format_args!("'{name}': {}", error_text(cause)));
+    }
+}
+
+/// The name of a file on another machine, and the error, if it is of one and says more than a number does.
+fn of_server(error: &vellum::Error) -> Option<(&str, &vellum::Error)> {
+    let name = error.target_name()?;
+    let says_more = error.message() != vellum_io::error::errno_text(error.errno());
+    (says_more && filename::is_on_server(name)).then_some((name, error))
 }
 
 /// Reports a failed operation and returns the exit code for it.
@@ -234,6 +248,15 @@ mod tests {
         ] {
             assert_eq!(without_repetition(message), shown);
         }
+    }
+
+    #[test]
+    fn more_is_said_of_servers_than_numbers() {
+        let error = vellum::Error::new(vellum::ErrorKind::Changed, "read", "it has changed");
+        assert!(of_server(&error).is_none());
+        assert!(of_server(&error.target("s3://b/k")).is_some());
+        let number = vellum::Error::from_errno("read", 5).target("s3://b/k");
+        assert!(of_server(&number).is_none());
     }
 
     #[test]

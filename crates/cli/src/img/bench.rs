@@ -248,6 +248,7 @@ struct Run {
 }
 
 fn request_failure(error: &Error) -> Failure {
+    report::about_cause(error);
     Failure::Message(format!("Failed request: {}", errno_text(error.errno())))
 }
 

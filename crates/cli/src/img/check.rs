@@ -307,6 +307,7 @@ async fn check_once(
 ) -> Result<Option<CheckReport>, Failure> {
     let found = foreign::check(format, storage, fix).await;
     let found = found.map_err(|error| {
+        report::about_cause(&error);
         let why = errno_text(error.errno());
         Failure::Message(format!("Check failed: {why}"))
     })?;
@@ -429,6 +430,7 @@ async fn run_once(
         report::eprint_line(CHECKSUMS_GIVEN_UP);
     }
     result.map_err(|error| {
+        report::about_cause(&error);
         let why = errno_text(error.errno());
         Failure::Message(format!("Check failed: {why}"))
     })

@@ -199,6 +199,7 @@ async fn close(device: &Arc<dyn BlockDevice>) -> Result<(), Failure> {
 }
 
 fn failure(spec: &ImageSpec, error: CommitError) -> Failure {
+    report::about_cause(error.cause());
     let cause = errno_text(error.cause().errno());
     Failure::Message(match error {
         CommitError::Empty(error) => {

@@ -179,7 +179,7 @@ fn print_outcome(found: &Found, common_bytes: Option<u64>, quiet: bool) -> i32 {
 
 fn print_error(error: &CompareError, names: [&String; 2]) -> i32 {
     hint::about_seal(&error.cause);
-    report::about_mismatch(&error.cause);
+    report::about_cause(&error.cause);
     let name = match error.side {
         Side::First => names[0],
         Side::Second => names[1],

@@ -496,7 +496,7 @@ fn parallel(arguments: &Arguments) -> usize {
 }
 
 pub(super) fn copy_failure(error: CopyError) -> Failure {
-    report::about_mismatch(&error.cause);
+    report::about_cause(&error.cause);
     let cause = errno_text(error.cause.errno());
     Failure::Message(format!(
         "error while {} {}: {cause}",

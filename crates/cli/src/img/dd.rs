@@ -163,7 +163,7 @@ async fn copy_blocks(
 }
 
 fn copy_failure(error: CopyError) -> Failure {
-    crate::report::about_mismatch(&error.cause);
+    crate::report::about_cause(&error.cause);
     let step = match error.step {
         Step::Write => "writing to output",
         Step::Status | Step::Read | Step::ReadShown => "reading from input",

@@ -22,6 +22,7 @@ use super::help;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::hint;
 use crate::progress::{Progress, ProgressReporter};
+use crate::report;
 
 type Opt = common::Opt<Own>;
 
@@ -211,6 +212,7 @@ async fn copy(
 const SECTOR_BYTES: u64 = 512;
 
 fn failure(error: CopyError) -> Failure {
+    report::about_cause(&error.cause);
     let cause = errno_text(error.cause.errno());
     Failure::Message(match error.step {
         Step::Status => format!("error while reading image metadata: {cause}"),

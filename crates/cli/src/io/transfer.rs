@@ -18,7 +18,7 @@ pub const DEFAULT_PATTERN: u8 = 0xcd;
 /// Reports a failed request as `what failed: why`.
 pub fn failed(what: &str, error: &Error) -> Failed {
     report::print_line(format_args!("{what} failed: {}", errno_text(error.errno())));
-    report::about_mismatch(error);
+    report::about_cause(error);
     Failed
 }
 

@@ -17,8 +17,8 @@ use vellum_io::{lane, program, spawn};
 use super::arguments::{Arguments, DEFAULT_ADDRESS, DEFAULT_PORT};
 use crate::img::snapshot;
 use crate::server::{
-    Failure, Process, Ready, activated_sockets, catch_signals, close, daemonize, listen_tcp,
-    listen_unix, log, stop_on_signal, take_sockets, write_pid_file,
+    Failure, Process, Ready, activated_sockets, catch_signals, close, daemonize, failures,
+    listen_tcp, listen_unix, log, stop_on_signal, take_sockets, write_pid_file,
 };
 use crate::{hint, report};
 
@@ -170,6 +170,7 @@ async fn make_export(
     export.allocation_depth = arguments.allocation_depth;
     // QEMU offers those first that were named last.
     let names: Vec<String> = arguments.bitmaps.iter().rev().cloned().collect();
+    export.accounting.on_failure(failures());
     export.bitmaps = shown_bitmaps::find(&export.device, &names, export.read_only).await?;
     Ok(export)
 }

@@ -24,7 +24,7 @@ pub use failure::Failure;
 pub use image::ServedImage;
 pub use limits::allow_many_files;
 pub use listen::{bad_port, listen_tcp, listen_unix};
-pub use log::log;
+pub use log::{failures, log};
 pub use pid_file::write_pid_file;
 pub use signals::{catch_signals, catch_these, next_signal, stop_on_signal};
 pub use socket::check_free;

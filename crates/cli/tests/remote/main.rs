@@ -64,6 +64,7 @@ impl Place {
         let child = Command::new(self.path("bin/qemu-nbd"))
             .args(["-r", "-t", "-f", format, "-k", &socket, image])
             .stdout(Stdio::null())
+            .stderr(fs::File::create(self.path("server.log")).expect("a file"))
             .spawn();
         let server = Killed(child.expect("our qemu-nbd"));
         let until = Instant::now() + Duration::from_secs(20);
@@ -286,6 +287,10 @@ fn the_file_must_stay_what_it_is() {
         &["-r", "-f", "raw", "-c", "read -P 2 20M 64k", &export],
     );
     assert!((said.out + &said.err).contains("read failed: Input/output error"));
+    // Clients get a number; why it failed the server says.
+    let log = fs::read_to_string(place.path("server.log")).expect("a log");
+    let reason = "the file has changed on the server since it was opened";
+    assert!(log.contains(reason), "{log}");
 }
 
 #[test]

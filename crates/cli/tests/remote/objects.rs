@@ -191,7 +191,25 @@ fn what_cannot_be_is_refused_with_what_to_do() {
             "--image-opts",
             &options,
         ];
-        place.refused(&gateway, &words, "the store does not let this user do that");
+        // With the store's own words for it.
+        let message = "the store does not let this user do that (";
+        place.refused(&gateway, &words, message);
+    }
+}
+
+#[test]
+fn who_has_no_keys_is_told_how_to_name_some() {
+    let place = Place::with_disk();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
+    command.args(["info", GOLDEN]);
+    // Nobody listens there.
+    command.env("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1");
+    command.env_remove("AWS_ACCESS_KEY_ID");
+    let done = command.current_dir(place.folder.path()).output();
+    let said = done.expect("vellum info").stderr;
+    let said = String::from_utf8_lossy(&said);
+    for name in ["AWS_ACCESS_KEY_ID", "'access-key-id'", "no keys are set"] {
+        assert!(said.contains(name), "{said}");
     }
 }
 
@@ -205,6 +223,7 @@ fn an_object_that_is_exchanged_is_never_read_as_two() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
     command.args(words).envs(gateway.environment());
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.stderr(Stdio::piped());
     let mut child = command.spawn().expect("our qemu-io");
     let mut input = child.stdin.take().expect("a pipe");
     let mut say = |line: &str| std::io::Write::write_all(&mut input, line.as_bytes());
@@ -223,6 +242,10 @@ fn an_object_that_is_exchanged_is_never_read_as_two() {
         "{said}"
     );
     assert!(said.contains("read failed: Input/output error"), "{said}");
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    let reason =
+        format!("warning: '{raw}': the file has changed on the server since it was opened");
+    assert!(said.contains(&reason), "{said}");
 }
 
 #[test]

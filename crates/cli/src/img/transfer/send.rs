@@ -354,7 +354,7 @@ fn failure(error: SendError<std::io::Error>) -> Failure {
             offset_bytes,
             cause,
         } => {
-            report::about_mismatch(&cause);
+            report::about_cause(&cause);
             let why = report::error_text(&cause);
             format!("error while reading offset {offset_bytes}: {why}")
         }
