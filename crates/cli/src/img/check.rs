@@ -14,6 +14,7 @@ use vellum::qcow2::info::live_write_log;
 use vellum::qcow2::read_header;
 use vellum::{BlockDevice, Error, Storage};
 use vellum_control::foreign;
+use vellum_control::gate::FilePolicy;
 use vellum_control::{CacheMode, ImageSpec, OpenFlags, json, open_device};
 use vellum_format::features::{Autoclear, Incompatible};
 use vellum_io::error::errno_text;
@@ -305,7 +306,7 @@ async fn check_once(
     storage: &Arc<dyn Storage>,
     fix: foreign::Fix,
 ) -> Result<Option<CheckReport>, Failure> {
-    let found = foreign::check(format, storage, fix).await;
+    let found = foreign::check(format, storage, fix, &FilePolicy::Any).await;
     let found = found.map_err(|error| {
         report::about_cause(&error);
         let why = errno_text(error.errno());

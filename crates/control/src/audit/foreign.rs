@@ -13,7 +13,7 @@ use super::qcow2::is_of_the_disk;
 use super::reference::Role;
 use super::{Audit, Checked, Level, MAX_TOLD, read};
 use crate::flags::OpenFlags;
-use crate::foreign::{self, CheckReport, Facts, ForeignFormat, Opening};
+use crate::foreign::{self, CheckReport, Facts, Fix, ForeignFormat, Opening};
 use crate::gate::FilePolicy;
 use crate::graph::OpenContext;
 use crate::open::Ancestry;
@@ -57,6 +57,12 @@ impl Audit<'_> {
         let found = match work {
             None => {
                 self.is_too_late();
+                return Ok(());
+            }
+            Some(Err(error)) if format.name == "vhdx" && is_of_log(&error) => {
+                let message = "the image has a log that has to be replayed, which changes what would \
+                               be looked at: 'vellum check -r all' replays it";
+                self.report.reject("log", message);
                 return Ok(());
             }
             Some(Err(error)) if is_of_the_disk(&error) => return Err(error),
@@ -187,6 +193,12 @@ impl Audit<'_> {
     }
 }
 
+/// Whether an image is not opened for the log that it has, as nothing may be written: reads of a file that
+/// is open are not refused for permissions.
+fn is_of_log(error: &vellum::Error) -> bool {
+    error.kind() == ErrorKind::PermissionDenied
+}
+
 /// What is found by opening an image.
 struct Found {
     size_bytes: u64,
@@ -217,10 +229,11 @@ async fn examine(format: &'static ForeignFormat, storage: Arc<dyn Storage>) -> R
     let size_bytes = device.size_bytes();
     let facts = foreign::facts(&*device).unwrap_or_default();
     drop(device);
+    let checked = foreign::check(format.name, &storage, Fix::default(), &FilePolicy::Nothing);
     Ok(Found {
         size_bytes,
         facts,
-        checked: foreign::check_alone(format, &storage).await?,
+        checked: checked.await?,
     })
 }
 

@@ -427,3 +427,31 @@ fn what_is_no_disk_is_told() {
     assert!(warnings(&disk).is_empty());
     assert!(warnings(&vec![0; 1024]).is_empty());
 }
+
+#[test]
+fn a_vhdx_with_a_log_that_waits_is_rejected_with_what_to_do() {
+    use vellum::BlockDevice;
+    use vellum_foreign::vhdx;
+
+    let bytes = lane::block_on(async {
+        let storage = Arc::new(MemStorage::new());
+        let file: Arc<dyn vellum::Storage> = storage.clone();
+        let options = vhdx::CreateOptions::default().size_bytes(16 << 20);
+        vhdx::create(&file, &options).await.unwrap();
+        let device = vhdx::open(file, None, vhdx::OpenOptions::default());
+        let device = device.await.unwrap();
+        let bytes = vellum::Buffer::copy_of(&[7; 4096]);
+        device.write(0, bytes, Default::default()).await.unwrap();
+        device.flush().await.unwrap();
+        // It was not closed.
+        storage.snapshot()
+    });
+    let report = look(bytes.clone(), &Policy::default());
+    assert!(
+        report
+            .findings
+            .iter()
+            .any(|finding| finding.message.contains("check -r all"))
+    );
+    assert_eq!(reasons(bytes, &Policy::default()), ["log"]);
+}

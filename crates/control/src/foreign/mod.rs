@@ -25,6 +25,7 @@ pub use vellum_foreign::{
 };
 
 use crate::create_options::{CreateSettings, OptionDescription};
+use crate::gate::FilePolicy;
 pub(crate) use opening::Opening;
 
 type Pending<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + 'a>>;
@@ -48,7 +49,8 @@ pub(crate) struct ForeignFormat {
 }
 
 /// A check, which may mend what it finds.
-pub(crate) type Check = for<'a> fn(&'a Arc<dyn Storage>, Fix) -> Pending<'a, CheckReport>;
+pub(crate) type Check =
+    for<'a> fn(&'a Arc<dyn Storage>, Fix, &'a FilePolicy) -> Pending<'a, CheckReport>;
 
 /// How images of a format are made.
 pub(crate) struct Creation {
@@ -224,29 +226,22 @@ pub(crate) fn stored_bitmaps(device: &dyn BlockDevice) -> Vec<Arc<MemoryBitmap>>
 }
 
 /// Checks an image in a file; `None` if its format has nothing to be checked, or cannot mend anything
-/// where that is asked for.
+/// where that is asked for. Other files that it names are opened as far as `policy` allows.
 ///
 /// # Errors
-/// As opening the image, and what the storage says.
-pub async fn check(format: &str, file: &Arc<dyn Storage>, fix: Fix) -> Result<Option<CheckReport>> {
+/// As opening the image, [`ErrorKind::Denied`] for a file that `policy` does not allow, and what the storage says.
+pub async fn check(
+    format: &str,
+    file: &Arc<dyn Storage>,
+    fix: Fix,
+    policy: &FilePolicy,
+) -> Result<Option<CheckReport>> {
     let Some(format) = find(format).filter(|format| format.repairs || fix == Fix::default()) else {
         return Ok(None);
     };
     match format.check {
-        Some(check) => check(file, fix).await.map(Some),
+        Some(check) => check(file, fix, policy).await.map(Some),
         None => Ok(None),
-    }
-}
-
-/// Checks an image that nobody vouches for: as [`check`], without any file but its own.
-pub(crate) async fn check_alone(
-    format: &'static ForeignFormat,
-    file: &Arc<dyn Storage>,
-) -> Result<Option<CheckReport>> {
-    match format.name {
-        // The only one whose check looks at other files.
-        "vmdk" => vmdk::check_alone(file).await.map(Some),
-        name => check(name, file, Fix::default()).await,
     }
 }
 
@@ -258,5 +253,30 @@ mod tests {
     fn the_table_is_sorted() {
         assert!(FORMATS.is_sorted_by(|a, b| a.name < b.name));
         assert!(find("vdi").is_some() && find("qcow2").is_none());
+    }
+
+    #[test]
+    fn a_check_opens_only_extents_that_the_policy_allows() {
+        let directory = tempfile::tempdir().unwrap();
+        let name = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+        let mut settings = crate::create::settings(&name("disk.vmdk"), "vmdk").unwrap();
+        settings.set("size", "1048576").unwrap();
+        settings.set("subformat", "twoGbMaxExtentSparse").unwrap();
+        vellum_io::lane::block_on(async {
+            let made = crate::create::make(&name("disk.vmdk"), "vmdk", &settings).await;
+            made.unwrap();
+            let file: Arc<dyn Storage> =
+                vellum_storage::FileStorage::open(name("disk.vmdk"), &Default::default()).unwrap();
+            let within = FilePolicy::Within(directory.path().to_owned());
+            for policy in [FilePolicy::Any, within] {
+                let found = check("vmdk", &file, Fix::default(), &policy).await;
+                assert_eq!(found.unwrap().unwrap().corruptions, 0);
+            }
+            let elsewhere = FilePolicy::Within(directory.path().join("elsewhere"));
+            for policy in [FilePolicy::Nothing, elsewhere] {
+                let refused = check("vmdk", &file, Fix::default(), &policy).await;
+                assert_eq!(refused.unwrap_err().kind(), ErrorKind::Denied);
+            }
+        });
     }
 }

@@ -18,7 +18,7 @@ pub(super) const FORMAT: ForeignFormat = ForeignFormat {
         fill: |new| Box::pin(fill(new)),
         qmp: &[super::qmp("cluster-size", "cluster_size", QmpKind::Size)],
     }),
-    check: Some(|file, fix| Box::pin(parallels::repair(file, fix))),
+    check: Some(|file, fix, _| Box::pin(parallels::repair(file, fix))),
     repairs: true,
     options: &["prealloc-size", "prealloc-mode"],
     compresses: false,
@@ -50,7 +50,11 @@ async fn fill(new: New<'_>) -> Result<()> {
 async fn open(mut opening: Opening) -> Result<Arc<dyn BlockDevice>> {
     // Space is made as it is needed: how QEMU makes it ahead changes nothing here.
     opening.options.take_size("prealloc-size")?;
-    opening.options.take_text("prealloc-mode")?;
+    let mode = opening.options.take_text("prealloc-mode")?;
+    if let Some(other) = mode.filter(|mode| !matches!(&**mode, "falloc" | "truncate")) {
+        let message = format!("invalid parameter value: {other}");
+        return Err(Error::new(ErrorKind::InvalidArgument, "open", message));
+    }
     opening.no_more_options()?;
     // A check looks at the image as it is.
     let read_only = opening.read_only() || opening.around.flags.for_check;

@@ -26,7 +26,7 @@ pub(super) const FORMAT: ForeignFormat = ForeignFormat {
             super::qmp("table-size", "table_size", QmpKind::Size),
         ],
     }),
-    check: Some(|file, fix| Box::pin(qed::repair(file, fix))),
+    check: Some(|file, fix, _| Box::pin(qed::repair(file, fix))),
     repairs: true,
     options: &[],
     compresses: false,

@@ -24,7 +24,7 @@ pub(super) const FORMAT: ForeignFormat = ForeignFormat {
             QmpKind::Choice(&["off", "metadata"]),
         )],
     }),
-    check: Some(|file, _| Box::pin(vdi::check(&**file))),
+    check: Some(|file, _, _| Box::pin(vdi::check(&**file))),
     repairs: false,
     options: &[],
     compresses: false,

@@ -27,7 +27,7 @@ pub(super) const FORMAT: ForeignFormat = ForeignFormat {
             super::qmp("block-state-zero", "block_state_zero", QmpKind::Switch),
         ],
     }),
-    check: Some(|file, fix| Box::pin(vhdx::check(file, fix))),
+    check: Some(|file, fix, _| Box::pin(vhdx::check(file, fix))),
     repairs: true,
     options: &[],
     compresses: false,

@@ -12,6 +12,7 @@ use crate::create_options::{
 };
 use crate::file_node::FileUse;
 use crate::flags::OpenFlags;
+use crate::gate::FilePolicy;
 use crate::graph::{self, Role, optional_child};
 use crate::open::open_device;
 use crate::{ImageSpec, filename};
@@ -38,7 +39,7 @@ pub(super) const FORMAT: ForeignFormat = ForeignFormat {
             super::qmp("zeroed-grain", "zeroed_grain", QmpKind::Switch),
         ],
     }),
-    check: Some(|file, _| Box::pin(check(file))),
+    check: Some(|file, _, policy| Box::pin(check(file, policy))),
     repairs: false,
     options: &[],
     compresses: true,
@@ -181,14 +182,20 @@ async fn open_extent(opening: &mut Opening, number: usize, name: &str) -> Result
         return node.into_storage(&around.flags, FileUse::Format).await;
     }
     let image = opening.file.name().to_owned();
-    refuse_protocol(&image, name)?;
-    let full = filename::resolve(&image, name)?;
-    around.policy.admit(&image, &full)?;
+    let full = admitted(&image, name, &around.policy)?;
     let options = filename::node_options(&full)?;
     // Whoever opens the image anew has to know that it stands on this file.
     around.place = around.place.child(&key);
     let node = graph::open(options, Role::Protocol, &around).await?;
     node.into_storage(&around.flags, FileUse::Format).await
+}
+
+/// The full name of an extent that an image names, if it may be opened.
+fn admitted(image: &str, name: &str, policy: &FilePolicy) -> Result<String> {
+    refuse_protocol(image, name)?;
+    let full = filename::resolve(image, name)?;
+    policy.admit(image, &full)?;
+    Ok(full)
 }
 
 /// Rule 12: what leaves the host is no part of an image on it.
@@ -223,18 +230,15 @@ fn extent_names(descriptor: &Descriptor) -> Vec<String> {
     extents.map(|extent| extent.name.clone()).collect()
 }
 
-/// Checks an image that is one file; one that names others is refused.
-pub(super) async fn check_alone(file: &Arc<dyn Storage>) -> Result<vellum_foreign::CheckReport> {
-    let descriptor = vmdk::read_descriptor(&**file).await?;
-    vmdk::check(file.clone(), descriptor, Vec::new()).await
-}
-
-async fn check(file: &Arc<dyn Storage>) -> Result<vellum_foreign::CheckReport> {
+/// Checks an image, whose extents are opened as far as the policy allows.
+async fn check(
+    file: &Arc<dyn Storage>,
+    policy: &FilePolicy,
+) -> Result<vellum_foreign::CheckReport> {
     let descriptor = vmdk::read_descriptor(&**file).await?;
     let mut extents = Vec::new();
     for name in extent_names(&descriptor) {
-        refuse_protocol(file.name(), &name)?;
-        let full = filename::resolve(file.name(), &name)?;
+        let full = admitted(file.name(), &name, policy)?;
         let flags = OpenFlags {
             force_share: true,
             ..OpenFlags::default()

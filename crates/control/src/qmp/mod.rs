@@ -105,6 +105,8 @@ pub fn answer(outcome: Outcome, id: Option<Value>) -> Value {
     match outcome {
         Ok(value) => members.insert("return".into(), value),
         Err(Failure { class, text }) => {
+            // What follows in lines of its own are hints, which QEMU gives on the command line only.
+            let text = text.lines().next().unwrap_or_default();
             members.insert("error".into(), json!({"class": class.name(), "desc": text}))
         }
     };
@@ -197,6 +199,10 @@ mod tests {
             (
                 answer(Err(Failure::new("no")), Some(json!(1))),
                 r#"{"id": 1, "error": {"class": "GenericError", "desc": "no"}}"#,
+            ),
+            (
+                answer(Err(Failure::new("no\nTry this:\nand that")), None),
+                r#"{"error": {"class": "GenericError", "desc": "no"}}"#,
             ),
             (
                 event("E", json!({"status": "created", "id": "j"}), time),
