@@ -99,14 +99,18 @@ pub fn greeting(package: &str, capabilities: &[&str]) -> Value {
     json!({"QMP": {"version": version(package), "capabilities": capabilities}})
 }
 
+/// What an error says to a program. Lines that follow are hints, which QEMU gives on the command line only.
+pub fn without_hints(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
+}
+
 /// The answer to a request.
 pub fn answer(outcome: Outcome, id: Option<Value>) -> Value {
     let mut members = Map::new();
     match outcome {
         Ok(value) => members.insert("return".into(), value),
         Err(Failure { class, text }) => {
-            // What follows in lines of its own are hints, which QEMU gives on the command line only.
-            let text = text.lines().next().unwrap_or_default();
+            let text = without_hints(&text);
             members.insert("error".into(), json!({"class": class.name(), "desc": text}))
         }
     };

@@ -40,7 +40,7 @@ use vellum_jobs::live::{CopyOutcome, MirrorHandle};
 
 use super::Daemon;
 use super::events::Events;
-use crate::error_text;
+use crate::{error_text, qmp};
 pub(super) use job_nodes::JobNodes;
 #[cfg_attr(
     not(feature = "http"),
@@ -518,7 +518,7 @@ async fn lead(daemon: Rc<Daemon>, job: Rc<Job>, mut work: impl Work) {
             "BLOCK_JOB_CANCELLED"
         }
         Err(error) => {
-            let text = error_text(&error);
+            let text = qmp::without_hints(&error_text(&error)).to_owned();
             described["error"] = json!(text);
             job.error.replace(Some(text));
             "BLOCK_JOB_COMPLETED"
