@@ -66,24 +66,73 @@ fn too_large(size_bytes: u64, error: Error) -> Error {
     invalid(format!("Could not resize image: {why}"))
 }
 
-/// Makes a luks volume in a storage.
+/// The files of a luks volume: with a header of its own the payload may be left out.
+#[derive(Debug, Default)]
+pub(crate) struct LuksFiles {
+    pub(crate) file: Option<Arc<dyn Storage>>,
+    pub(crate) header: Option<Arc<dyn Storage>>,
+}
+
+/// Makes a luks volume, which has a header of its own where the settings say so.
 ///
 /// # Errors
 /// As [`qcow2`].
-pub(crate) async fn luks(storage: Arc<dyn Storage>, settings: &CreateSettings) -> Result<()> {
+pub(crate) async fn luks(files: LuksFiles, settings: &CreateSettings) -> Result<()> {
+    let preallocation = preallocation(settings)?;
+    let (storage, payload) = match files {
+        LuksFiles {
+            file,
+            header: Some(header),
+        } => (header, file),
+        LuksFiles {
+            file: Some(file),
+            header: None,
+        } => (file, None),
+        LuksFiles {
+            file: None,
+            header: None,
+        } => {
+            return Err(invalid(
+                "Either the parameter 'header' or 'file' must be specified",
+            ));
+        }
+    };
+    let is_apart = encryption::has_detached_header(settings);
+    if is_apart && payload.is_none() && preallocation != Preallocation::Off {
+        return Err(invalid(
+            "Parameter 'preallocation' requires 'file' to be specified for formatting LUKS disk",
+        ));
+    }
     let volume = encryption::new_volume(settings).await?;
     let header_bytes = volume.header_bytes();
-    let whole = settings.integer("size").unwrap_or(0);
-    let whole = whole.checked_add(header_bytes);
-    let whole = whole
-        .filter(|&whole| whole <= i64::MAX as u64)
-        .ok_or_else(|| invalid("The requested file size is too large"))?;
-    storage.truncate(whole).await?;
-    match preallocation(settings)? {
-        Preallocation::Falloc | Preallocation::Full => storage.allocate(0, whole).await?,
-        Preallocation::Off | Preallocation::Metadata => {}
+    let size_bytes = settings.integer("size").unwrap_or(0);
+    if is_apart {
+        if let Some(payload) = payload {
+            make_room(&*payload, Some(size_bytes), preallocation).await?;
+            payload.flush().await?;
+        }
+        make_room(&*storage, Some(header_bytes), Preallocation::Off).await?;
+    } else {
+        let whole_bytes = size_bytes.checked_add(header_bytes);
+        make_room(&*storage, whole_bytes, preallocation).await?;
     }
     let header = Buffers::from_iter([Buffer::copy_of(&volume.bytes)]);
     storage.write(0, header, WriteFlags::default()).await?;
     storage.flush().await
+}
+
+/// Gives a storage its size; without one it would be too large to count.
+async fn make_room(
+    storage: &dyn Storage,
+    size_bytes: Option<u64>,
+    preallocation: Preallocation,
+) -> Result<()> {
+    let size_bytes = size_bytes
+        .filter(|&bytes| bytes <= i64::MAX as u64)
+        .ok_or_else(|| invalid("The requested file size is too large"))?;
+    storage.truncate(size_bytes).await?;
+    match preallocation {
+        Preallocation::Falloc | Preallocation::Full => storage.allocate(0, size_bytes).await,
+        Preallocation::Off | Preallocation::Metadata => Ok(()),
+    }
 }

@@ -259,7 +259,7 @@ impl Program {
 fn server_environment() -> ServerEnvironment {
     ServerEnvironment {
         listen_unix: |path| server::listen_unix(path).map_err(daemon_failure),
-        listen_tcp: |host, port| server::listen_tcp(host, port).map_err(daemon_failure),
+        listen_tcp: |address| server::listen_tcp(address).map_err(daemon_failure),
         handed_over: server::handed_unix,
         check_free: |path| server::check_free(path).map_err(daemon::Failure),
         tell: |notice| match notice {

@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use vellum::BlockDevice;
+use vellum_control::daemon::InetAddress;
 use vellum_control::{ImageSpec, OpenFlags, open_device, overlay, shown_bitmaps};
 use vellum_export::Slice;
 use vellum_export::nbd::{Export, Exports, Listener, ServerOptions, Stop};
@@ -229,10 +230,10 @@ fn listen(
     }
     let listener = match &arguments.socket {
         Some(path) => listen_unix(path)?,
-        None => listen_tcp(
+        None => listen_tcp(&InetAddress::new(
             arguments.bind.as_deref().unwrap_or(DEFAULT_ADDRESS),
             arguments.port.as_deref().unwrap_or(DEFAULT_PORT),
-        )?,
+        ))?,
     };
     Ok(vec![listener])
 }

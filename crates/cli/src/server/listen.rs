@@ -1,8 +1,8 @@
 //! Opening the socket that a server listens on.
 
-use std::net::ToSocketAddrs;
 use std::path::Path;
 
+use vellum_control::daemon::{InetAddress, bind_failure};
 use vellum_export::nbd::Listener;
 
 use super::activation::{handed_tcp, handed_unix};
@@ -30,28 +30,13 @@ pub fn listen_unix(path: &str) -> Result<Listener, Failure> {
     })
 }
 
-/// Listens on a TCP address.
-pub fn listen_tcp(host: &str, port: &str) -> Result<Listener, Failure> {
-    let number: u16 = port.parse().map_err(|_| bad_port(host, port))?;
-    let addresses: Vec<_> = (host, number)
-        .to_socket_addrs()
-        .map_err(|error| {
-            let text = error.to_string();
-            let text = text.rsplit(": ").next().unwrap_or_default();
-            Failure::message(format!(
-                "address resolution failed for {host}:{port}: {text}"
-            ))
-        })?
-        .collect();
+/// Listens on a network.
+pub fn listen_tcp(address: &InetAddress) -> Result<Listener, Failure> {
+    let addresses = address.to_listen_at()?;
     if let Some(handed) = handed_tcp(&addresses) {
         return Ok(Listener::from_fd(handed)?);
     }
-    Listener::bind_tcp(&addresses[..]).map_err(|error| {
-        Failure::message(format!(
-            "Failed to bind socket: {}",
-            report::error_text(&error)
-        ))
-    })
+    Listener::bind_tcp(&addresses[..]).map_err(|error| bind_failure(&error).into())
 }
 
 /// The failure for a port that is no number.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::place::Step::{self, Ask};
-use crate::place::{NAME, PATIENCE, Place, same};
+use crate::place::{NAME, PATIENCE, Place, same, with};
 
 const HELLO: &str = "{\"execute\": \"qmp_capabilities\"}\n";
 const QUIT: &str = "{\"execute\": \"quit\"}\n";
@@ -180,6 +180,41 @@ fn what_cannot_be_is_refused_alike() {
     let twice = ["--chardev", "null,id=a", "--monitor", "a", "--monitor", "a"];
     let [ours, theirs] = refusals(&twice);
     assert_eq!(ours, theirs);
+}
+
+/// Addresses of a network: what they are, and what they cannot be.
+#[test]
+fn addresses_of_a_network_are_taken_alike() {
+    let held = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = held.local_addr().expect("an address").port();
+    let port = taken.to_string();
+    let inet = |more| with(json!({"host": "127.0.0.1", "port": "0"}), more);
+    let mut script = Vec::new();
+    for address in [
+        inet(json!({"ipv4": true, "ipv6": false, "numeric": true})),
+        inet(json!({"keep-alive": true, "mptcp": true})),
+        inet(json!({"port": port, "to": u32::from(taken).min(65_000) + 500})),
+        inet(json!({"port": port})),
+        inet(json!({"port": port, "to": taken})),
+        inet(json!({"to": 65_536})),
+        inet(json!({"to": -1})),
+        inet(json!({"ipv4": false, "ipv6": false})),
+        inet(json!({"ipv6": true})),
+        inet(json!({"host": "::1", "ipv4": true})),
+        inet(json!({"host": "localhost", "port": "1", "numeric": true})),
+        inet(json!({"port": "abc"})),
+    ] {
+        let address = json!({"type": "inet", "data": address});
+        script.push(Ask("nbd-server-start", json!({"addr": address})));
+        script.push(Ask("nbd-server-stop", json!({})));
+        script.push(new(
+            "c",
+            "socket",
+            json!({"addr": address, "server": true, "wait": false}),
+        ));
+        script.push(Ask("chardev-remove", json!({"id": "c"})));
+    }
+    same(&[], &script);
 }
 
 /// Reads a message.

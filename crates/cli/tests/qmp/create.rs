@@ -109,6 +109,10 @@ fn creations_end_alike() {
         qcow(json!({"encrypt": {"format": "luks", "key-secret": "s"}})),
         qcow(json!({"encrypt": {"format": "qcow", "key-secret": "no"}})),
         json!({"driver": "luks", "file": "f", "size": 512}),
+        json!({"driver": "luks", "size": 512, "key-secret": "s"}),
+        json!({"driver": "luks", "header": "f", "size": 512}),
+        json!({"driver": "luks", "header": "f", "size": 512, "key-secret": "s", "preallocation": "full"}),
+        json!({"driver": "luks", "header": "no", "size": 512, "key-secret": "s"}),
         json!({"driver": "luks", "file": "f", "size": 512, "key-secret": "s", "cipher-alg": "3des"}),
     ];
     let secret = json!({"qom-type": "secret", "id": "s", "data": "x"});
@@ -164,6 +168,8 @@ fn provision(daemon: &mut Daemon) {
         ("outside", 0),
         ("luks", 0),
         ("qcow", 0),
+        ("header", 0),
+        ("payload", 0),
         ("raw", 1000),
     ];
     for (name, size) in files {
@@ -200,6 +206,12 @@ fn provision(daemon: &mut Daemon) {
     let encrypted = json!({"driver": "qcow", "node-name": "old", "file": "qcow",
                            "encrypt": {"format": "aes", "key-secret": "s"}});
     daemon.must("blockdev-add", encrypted);
+    job(
+        daemon,
+        "apart",
+        json!({"driver": "luks", "header": "header", "file": "payload", "size": size,
+               "key-secret": "s", "iter-time": 10}),
+    );
     let image = json!({"driver": "qcow2", "node-name": "image", "file": "plain"});
     daemon.must("blockdev-add", image);
     let nodes = daemon.must("query-named-block-nodes", json!({}));
@@ -227,6 +239,20 @@ fn new_images_are_those_of_the_real_daemon() {
         daemon.end();
         let length = std::fs::metadata(place.path("new-raw")).expect("a file");
         assert_eq!(length.len(), 1000);
+        let length = |name: &str| std::fs::metadata(place.path(name)).expect("a file").len();
+        assert_eq!(
+            (length("new-header"), length("new-payload")),
+            (2_068_480, 10 << 20)
+        );
+        let volume = "driver=luks,key-secret=s,file.filename=new-payload,header.driver=file,header.filename=new-header";
+        let secret = [
+            "-r",
+            "--object",
+            "secret,id=s,data=x",
+            "--image-opts",
+            volume,
+        ];
+        place.must("qemu-io", &[&secret[..], &["-c", "read 0 64k"]].concat());
         for name in ["new-plain", "new-outside"] {
             place.must("qemu-img", &["check", name]);
         }

@@ -27,6 +27,7 @@ mod own_exports;
 mod permissions;
 mod place;
 mod quorum;
+mod promises;
 mod reopen;
 mod schema;
 mod scrub;

@@ -8,6 +8,7 @@ use vellum_export::nbd::{self, Exports, Listener, Log, ServerOptions, Stop};
 use vellum_io::lane::Remote;
 use vellum_io::{JoinHandle, spawn};
 
+use super::inet::InetAddress;
 use super::inherited::inherited;
 use super::{Failure, failure, message, need, refuse_rest};
 use crate::{Options, tls};
@@ -31,8 +32,8 @@ pub enum Notice {
 pub struct ServerEnvironment {
     /// Listens on a unix socket.
     pub listen_unix: fn(path: &str) -> Result<Listener, Failure>,
-    /// Listens on an address, given by its host and its port.
-    pub listen_tcp: fn(host: &str, port: &str) -> Result<Listener, Failure>,
+    /// Listens on a network.
+    pub listen_tcp: fn(address: &InetAddress) -> Result<Listener, Failure>,
     /// The socket that listens at a path, where the program was started with it.
     pub handed_over: fn(path: &str) -> Option<OwnedFd>,
     /// Refuses a path at which somebody listens, or that is no socket.
@@ -50,7 +51,7 @@ impl ServerEnvironment {
     pub fn without_sockets() -> ServerEnvironment {
         ServerEnvironment {
             listen_unix: |_| Err(no_sockets()),
-            listen_tcp: |_, _| Err(no_sockets()),
+            listen_tcp: |_| Err(no_sockets()),
             handed_over: |_| None,
             check_free: |_| Err(no_sockets()),
             tell: |_| {},
@@ -180,6 +181,17 @@ pub(super) fn listen(
     })
 }
 
+/// Takes the options of a unix socket's name that are for those without a file.
+pub(super) fn refuse_abstract(address: &mut Options) -> Result<(), Failure> {
+    address.take_bool("tight").map_err(failure)?;
+    match address.take_bool("abstract").map_err(failure)? {
+        Some(true) => Err(message(
+            "Unix sockets with abstract=on are not part of this version",
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Listens at an address; beside it the last part of that.
 fn listen_at(
     mut address: Options,
@@ -189,18 +201,18 @@ fn listen_at(
         "unix" => {
             let path = address.take_text("path").map_err(failure)?;
             let path = path.ok_or_else(|| message("Parameter 'addr.path' is missing"))?;
+            refuse_abstract(&mut address)?;
             refuse_rest(&address)?;
             let place = path.rsplit('/').next().unwrap_or_default();
             ((environment.listen_unix)(&path)?, place.to_owned())
         }
         "inet" => {
-            let mut part = |key: &str| {
-                let value = address.take_text(key).map_err(failure)?;
-                value.ok_or_else(|| message(format!("Parameter 'addr.{key}' is missing")))
-            };
-            let (name, port) = (part("host")?, part("port")?);
+            let inet = InetAddress::take(&mut address, "addr")?;
             refuse_rest(&address)?;
-            ((environment.listen_tcp)(&name, &port)?, port)
+            let listener = (environment.listen_tcp)(&inet)?;
+            // That of the address may be the first of several.
+            let port = listener.port().map_err(failure)?.to_string();
+            (listener, port)
         }
         "fd" => {
             let number = address.take_text("str").map_err(failure)?;

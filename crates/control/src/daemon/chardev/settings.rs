@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::ring::{DEFAULT_SIZE_BYTES, MAX_SIZE_BYTES};
 use super::socket::{Address, SocketSettings};
+use crate::daemon::inet::{InetAddress, port_of};
 use crate::daemon::{Failure, failure, message};
 use crate::options::Options;
 use crate::qmp::{self, Arguments};
@@ -317,19 +318,19 @@ fn socket_from_options(options: &mut Options) -> Result<SocketSettings, Failure>
     let families = (switch("ipv4")?, switch("ipv6")?);
     let seconds = options.take_number("reconnect").map_err(failure)?;
     let milliseconds = options.take_number("reconnect-ms").map_err(failure)?;
-    let to = options.take_number("to").map_err(failure)?;
+    let last_port = options.take_number("to").map_err(failure)?;
+    let last_port = last_port.map(port_of).transpose().map_err(message)?;
     let address = match (path, host, fd) {
         (Some(path), ..) => Address::Unix {
             path,
             is_abstract: is_abstract == Some(true),
             tight: tight != Some(false),
         },
-        (None, Some(host), _) => Address::Inet {
-            host,
-            port: port.unwrap_or_default(),
-            to,
+        (None, Some(host), _) => Address::Inet(InetAddress {
+            last_port,
             families,
-        },
+            ..InetAddress::new(host, port.unwrap_or_default())
+        }),
         (None, None, fd) => Address::Fd(fd.unwrap_or_default()),
     };
     let checks = Checks {
@@ -351,12 +352,7 @@ fn socket_from_arguments(
     let kind = outer.need_choice("type", &kinds)?;
     let mut inner = outer.need_object("data")?;
     let address = match kind {
-        0 => Address::Inet {
-            host: inner.need_text("host")?,
-            port: inner.need_text("port")?,
-            to: inner.number("to")?.map(|to| to as u64),
-            families: (inner.switch("ipv4")?, inner.switch("ipv6")?),
-        },
+        0 => Address::Inet(InetAddress::from_arguments(&mut inner)?),
         1 => Address::Unix {
             path: inner.need_text("path")?,
             is_abstract: inner.switch("abstract")?.unwrap_or(false),
@@ -445,11 +441,8 @@ impl Checks {
 fn inet(mut address: Arguments) -> Result<(String, String), qmp::Failure> {
     address.need_choice("type", &[("inet", ())])?;
     let mut data = address.need_object("data")?;
-    let pair = (data.need_text("host")?, data.need_text("port")?);
-    for key in ["ipv4", "ipv6"] {
-        data.switch(key)?;
-    }
+    let inet = InetAddress::from_arguments(&mut data)?;
     data.finish()?;
     address.finish()?;
-    Ok(pair)
+    Ok((inet.host, inet.port))
 }

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
 use std::path::Path;
@@ -12,6 +12,7 @@ use std::time::Duration;
 use vellum_io::error::io_text;
 use vellum_io::lane::{self, net};
 
+use crate::daemon::inet::{InetAddress, NO_NAME, bind_failure};
 use crate::daemon::inherited;
 use crate::daemon::server::{Notice, ServerEnvironment};
 use crate::daemon::{Failure, message};
@@ -43,13 +44,7 @@ pub(super) enum Address {
         /// An abstract name is as long as it is, and not filled up with zeroes.
         tight: bool,
     },
-    Inet {
-        host: String,
-        port: String,
-        /// The last port to try.
-        to: Option<u64>,
-        families: (Option<bool>, Option<bool>),
-    },
+    Inet(InetAddress),
     /// The number of a descriptor that the program was started with.
     Fd(String),
     /// A descriptor that a client of the monitor would have passed.
@@ -73,7 +68,7 @@ impl fmt::Display for Address {
                 }
                 Ok(())
             }
-            Address::Inet { host, port, .. } => write!(f, "tcp:{host}:{port}"),
+            Address::Inet(inet) => write!(f, "tcp:{}:{}", inet.host, inet.port),
             Address::Fd(number) | Address::Passed(number) => write!(f, "fd:{number}"),
         }
     }
@@ -316,7 +311,7 @@ impl Address {
                 }
                 UnixListener::bind(&*path)
             }
-            Address::Inet { .. } => return self.listen_inet(),
+            Address::Inet(inet) => return Self::listen_inet(inet),
             Address::Fd(number) => return inherited::chardev_listener(number),
             Address::Passed(_) => return Err(message(NO_PASSING)),
         };
@@ -332,56 +327,14 @@ impl Address {
         Ok(net::Listener::from_fd(bound.into())?)
     }
 
-    fn listen_inet(&mut self) -> Result<net::Listener, Failure> {
-        let Address::Inet { to, .. } = &*self else {
-            return Err(message(NO_PASSING));
-        };
-        let addresses = self.resolve()?;
-        let last = to.unwrap_or(0);
-        let mut bound = Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL));
-        'found: for mut address in addresses {
-            loop {
-                bound = TcpListener::bind(address);
-                if bound.is_ok() {
-                    break 'found;
-                }
-                if u64::from(address.port()) >= last.min(u64::from(u16::MAX)) {
-                    break;
-                }
-                address.set_port(address.port() + 1);
-            }
-        }
-        let listener = bound
-            .map_err(|error| message(format!("Failed to bind socket: {}", io_text(&error))))?;
-        if let (Ok(own), Address::Inet { host, port, .. }) = (listener.local_addr(), self) {
-            (*host, *port) = (own.ip().to_string(), own.port().to_string());
+    fn listen_inet(address: &mut InetAddress) -> Result<net::Listener, Failure> {
+        let addresses = address.to_listen_at()?;
+        let listener = TcpListener::bind(&addresses[..])
+            .map_err(|error| bind_failure(&vellum::Error::from_io("bind", &error)))?;
+        if let Ok(own) = listener.local_addr() {
+            (address.host, address.port) = (own.ip().to_string(), own.port().to_string());
         }
         Ok(net::Listener::from_fd(listener.into())?)
-    }
-
-    /// What the name of a host stands for.
-    fn resolve(&self) -> Result<Vec<SocketAddr>, Failure> {
-        let Address::Inet {
-            host,
-            port,
-            families,
-            ..
-        } = self
-        else {
-            return Ok(Vec::new());
-        };
-        let number = port_number(host, port)?;
-        let name = if host.is_empty() { "0.0.0.0" } else { host };
-        let all = (name, number).to_socket_addrs().map_err(|error| {
-            let text = error.to_string();
-            not_resolved(host, port, text.rsplit(": ").next().unwrap_or_default())
-        })?;
-        let (ipv4, ipv6) = *families;
-        let wanted = |address: &SocketAddr| match address {
-            SocketAddr::V4(_) => ipv4.unwrap_or(ipv6 != Some(true)),
-            SocketAddr::V6(_) => ipv6.unwrap_or(ipv4 != Some(true)),
-        };
-        Ok(all.filter(wanted).collect())
     }
 
     async fn connect(&self) -> Result<net::Stream, Failure> {
@@ -401,30 +354,9 @@ impl Address {
                 let stream = net::Stream::connect_unix(Path::new(path));
                 (stream.await, path.clone())
             }
-            Address::Inet {
-                host,
-                port,
-                families,
-                ..
-            } => {
-                let number = port_number(host, port)?;
-                // Names are looked up by a thread that may wait, unless one kind of address is
-                // wanted.
-                let target = match families {
-                    (None, None) => host.clone(),
-                    _ => match self.resolve()?.first() {
-                        Some(address) => address.ip().to_string(),
-                        None => return Err(not_resolved(host, port, NO_NAME)),
-                    },
-                };
-                let stream = net::Stream::connect_tcp(&target, number).await;
-                let unknown = |error: &vellum::Error| {
-                    error.errno() == libc::EHOSTUNREACH && target.parse::<IpAddr>().is_err()
-                };
-                if stream.as_ref().is_err_and(unknown) {
-                    return Err(not_resolved(host, port, NO_NAME));
-                }
-                (stream, format!("{host}:{port}"))
+            Address::Inet(inet) => {
+                let connected = connect_inet(inet).await?;
+                (connected, format!("{}:{}", inet.host, inet.port))
             }
             Address::Fd(number) => {
                 let fd = inherited::chardev_socket(number)?;
@@ -441,17 +373,36 @@ impl Address {
     }
 }
 
-const NO_NAME: &str = "Name or service not known";
-
-fn not_resolved(host: &str, port: &str, why: &str) -> Failure {
-    message(format!(
-        "address resolution failed for {host}:{port}: {why}"
-    ))
-}
-
-fn port_number(host: &str, port: &str) -> Result<u16, Failure> {
-    let number = port.parse();
-    number.map_err(|_| not_resolved(host, port, "Servname not supported for ai_socktype"))
+/// Connects to another program. Within is what the system says of that.
+async fn connect_inet(inet: &InetAddress) -> Result<vellum::Result<net::Stream>, Failure> {
+    let number = inet.port_number()?;
+    // Names are looked up by a thread that may wait, unless one kind of address is wanted.
+    let target = match inet.families {
+        (None, None) if !inet.numeric && !inet.host.is_empty() => inet.host.clone(),
+        _ => match inet.resolve()?.first() {
+            Some(address) => address.ip().to_string(),
+            None => return Err(inet.not_resolved(NO_NAME)),
+        },
+    };
+    let connected = net::Stream::connect_tcp(&target, number).await;
+    let is_unknown = |error: &vellum::Error| {
+        error.errno() == libc::EHOSTUNREACH && target.parse::<IpAddr>().is_err()
+    };
+    if connected.as_ref().is_err_and(is_unknown) {
+        return Err(inet.not_resolved(NO_NAME));
+    }
+    if let Ok(stream) = &connected
+        && inet.keep_alive
+    {
+        let socket = stream.to_fd()?;
+        rustix::net::sockopt::set_socket_keepalive(&socket, true).map_err(|errno| {
+            message(format!(
+                "Unable to set KEEPALIVE: {}",
+                io_text(&errno.into())
+            ))
+        })?;
+    }
+    Ok(connected)
 }
 
 /// Clients of a monitor have no command to pass descriptors by.

@@ -282,10 +282,13 @@ fn take_elsewhere(driver: &str, options: Arguments) -> Result<(Made, CreateSetti
 fn take_luks(options: Arguments) -> Result<(Made, CreateSettings), Failure> {
     let settings = settings_of("luks")?;
     let mut taker = Taker { options, settings };
-    let place = taker.need_place("file")?;
+    let (file, header) = (taker.place("file")?, taker.place("header")?);
     taker.need_size()?;
     taker.preallocation()?;
     taker.cipher("")?;
+    if header.is_some() {
+        taker.set("detached-header", Some("on".to_owned()))?;
+    }
     taker.options.finish()?;
-    Ok((Made::Luks(place), taker.settings))
+    Ok((Made::Luks { file, header }, taker.settings))
 }

@@ -8,6 +8,7 @@ use vellum_export::nbd::Listener;
 use vellum_export::vhost_user_blk::{Export, Log, Options as ExportOptions, SERIAL_BYTES};
 
 use super::super::inherited::inherited;
+use super::super::server::refuse_abstract;
 use super::super::{Failure, ServerEnvironment, failure, message, refuse_rest};
 use crate::nodes::{Changes, RequiredAccess};
 use crate::{Options, stderr};
@@ -115,7 +116,11 @@ fn listen(mut address: Options, environment: &ServerEnvironment) -> Result<Liste
         value.ok_or_else(|| message(format!("Parameter 'addr.{key}' is missing")))
     };
     let listener = match part("type")?.as_str() {
-        "unix" => (environment.listen_unix)(&part("path")?)?,
+        "unix" => {
+            let path = part("path")?;
+            refuse_abstract(&mut address)?;
+            (environment.listen_unix)(&path)?
+        }
         "fd" => inherited(&part("str")?)?,
         "inet" | "vsock" => {
             return Err(message(

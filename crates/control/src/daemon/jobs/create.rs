@@ -9,7 +9,7 @@ use vellum::{Result, Storage};
 use vellum_jobs::live::CopyOutcome;
 
 use super::{Job, Work};
-use crate::create_in;
+use crate::create_in::{self, LuksFiles};
 use crate::create_options::CreateSettings;
 use crate::created_elsewhere;
 use crate::file_node::FileUse;
@@ -40,8 +40,11 @@ pub(in crate::daemon) enum Made {
     File(String),
     /// A qcow2 image, and where its data lies, if that is elsewhere.
     Qcow2(Place, Option<Place>),
-    /// A luks volume.
-    Luks(Place),
+    /// A luks volume, and where its header lies, if that is elsewhere.
+    Luks {
+        file: Option<Place>,
+        header: Option<Place>,
+    },
     /// An image of another format, and where its other files lie.
     Foreign(Place, Vec<Place>, &'static Creation),
     /// What a node of these options shows.
@@ -136,9 +139,15 @@ impl Create {
                 };
                 (creation.fill)(new).await
             }
-            Made::Luks(place) => {
-                let (storage, _) = self.open(&place).await?;
-                create_in::luks(storage, &self.settings).await
+            Made::Luks { file, header } => {
+                let mut files = LuksFiles::default();
+                if let Some(place) = &file {
+                    files.file = Some(self.open(place).await?.0);
+                }
+                if let Some(place) = &header {
+                    files.header = Some(self.open(place).await?.0);
+                }
+                create_in::luks(files, &self.settings).await
             }
             Made::Qcow2(place, data) => {
                 let (storage, _) = self.open(&place).await?;
