@@ -62,6 +62,35 @@ fn stall_in_the_middle(daemon: &mut Daemon, target: &Target, place: &Place) {
     std::thread::sleep(Duration::from_millis(300));
 }
 
+/// A server that is gone is waited for by guests, as long as `reconnect-delay` says, but not by
+/// whoever ends the daemon.
+#[test]
+fn the_end_does_not_wait_for_a_server_that_is_gone() {
+    let place = Place::new();
+    let target = Target::start(&place);
+    let mut daemon = with_disk(&place);
+    let arguments =
+        json!({"device": "disk", "target": "to", "sync": "full", "job-id": "j", "speed": 4 << 20});
+    daemon.must("blockdev-mirror", arguments);
+    until("the job copies", || {
+        daemon.must("query-block-jobs", json!({}))[0]["offset"] != 0
+    });
+    target.0.kill();
+    daemon.must("block-job-set-speed", json!({"device": "j", "speed": 0}));
+    std::thread::sleep(Duration::from_millis(300));
+    daemon.must("block-job-cancel", json!({"device": "j", "force": true}));
+    assert!(daemon.wait_within("j", "null", SOON), "the job goes on");
+    let asked = Instant::now();
+    daemon.send("{\"execute\": \"quit\"}\n");
+    // It fails, and says that the target was not closed cleanly.
+    until("the daemon ends", || {
+        daemon.child.try_wait().expect("a child").is_some()
+    });
+    let took = asked.elapsed();
+    assert!(took < Duration::from_secs(8), "{took:?}");
+    place.io("big", &["read -P 1 0 64M"]);
+}
+
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {

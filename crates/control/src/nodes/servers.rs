@@ -2,6 +2,9 @@
 //! that does not answer, while other disks are not closed yet.
 //!
 //! Invariant: a server that takes or sends anything is waited for, however slow it is.
+//!
+//! One that is away is not waited for as long as a user's `reconnect-delay` says: that is for
+//! guests that go on, and would keep the program from ending.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -34,11 +37,17 @@ struct Server {
     opening: Option<String>,
 }
 
+/// So long is a server waited for that is away while users wait for it to come back, whatever
+/// their `reconnect-delay` is: long enough for one that is being started again.
+const AWAY_PATIENCE: Duration = Duration::from_secs(2);
+
 /// A server that is waited for.
 struct WaitedFor {
     server: Weak<NbdStorage>,
     progress: Option<u64>,
     since: Instant,
+    /// Since when it is away.
+    away: Option<Instant>,
 }
 
 impl WaitedFor {
@@ -47,6 +56,13 @@ impl WaitedFor {
         let Some(server) = self.server.upgrade() else {
             return false;
         };
+        if !server.is_away() {
+            self.away = None;
+        } else if lane::now().duration_since(*self.away.get_or_insert_with(lane::now))
+            >= AWAY_PATIENCE.min(patience)
+        {
+            server.give_up();
+        }
         let now = server.progress();
         if now.is_none() || now != self.progress {
             self.progress = now;
@@ -123,14 +139,15 @@ impl Nodes {
     }
 
     /// Gives up each server that leaves a request without an answer, and moves no byte, for
-    /// `patience`: the request fails, and so does what comes after it. Ends when no node stands
-    /// on a server any more.
+    /// `patience`, or is away for 2 s while requests wait for it to come back: the request fails,
+    /// and so does what comes after it. Ends when no node stands on a server any more.
     pub(crate) async fn give_up_silent_servers(&self, patience: Duration) {
         let known = self.servers.0.lock().clone();
         let waited_for = |server: Server| WaitedFor {
             server: server.storage,
             progress: None,
             since: lane::now(),
+            away: None,
         };
         let mut servers: Vec<WaitedFor> = known.into_iter().map(waited_for).collect();
         loop {
@@ -138,7 +155,7 @@ impl Nodes {
             if servers.is_empty() {
                 return;
             }
-            lane::sleep(patience / LOOKS).await;
+            lane::sleep((patience / LOOKS).min(AWAY_PATIENCE / 2)).await;
         }
     }
 }

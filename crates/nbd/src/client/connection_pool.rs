@@ -8,9 +8,11 @@
 //!   succeeds after writes that were answered but not flushed before one ([`FlushTracker`]):
 //!   nobody knows whether the server still has them.
 
-use std::pin::pin;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use event_listener::Event;
@@ -45,6 +47,10 @@ pub(super) struct ConnectionPool {
     flush_tracker: FlushTracker,
     closed: AtomicBool,
     given_up: AtomicBool,
+    /// How many requests wait for a connection.
+    waiting: AtomicUsize,
+    /// Told when nobody is to wait for one any more.
+    over: Event,
 }
 
 /// A place for one connection.
@@ -148,6 +154,22 @@ impl Drop for ConnectGuard<'_> {
     }
 }
 
+/// A request that waits for a connection, counted as long as it does.
+struct Waits<'a>(&'a AtomicUsize);
+
+impl<'a> Waits<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Waits(count)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Connects and negotiates once.
 async fn dial(options: &ClientOptions) -> Result<Arc<Connection>> {
     trace!(name: "nbd_client_handshake", export = options.export);
@@ -228,6 +250,8 @@ impl ConnectionPool {
             flush_tracker,
             closed: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
+            waiting: AtomicUsize::new(0),
+            over: Event::new(),
         })
     }
 
@@ -369,19 +393,30 @@ impl ConnectionPool {
 
     /// A connection that is up, waited for if there is time for that.
     async fn wait_for_connection(&self, index: usize) -> Result<Arc<ConnectionWrites>> {
+        let _waits = Waits::new(&self.waiting);
         let mut pause = FIRST_PAUSE;
         loop {
-            let disconnect = match self.connection(index).await {
-                Ok(tracked) => return Ok(tracked),
-                Err(disconnect) => disconnect,
+            let over = self.over.listen();
+            let connected = pin!(self.connection(index));
+            let disconnect = match before(over, connected).await {
+                Some(Ok(tracked)) => return Ok(tracked),
+                Some(Err(disconnect)) => disconnect,
+                None => return Err(self.unreachable_server()),
             };
+            let over = self.over.listen();
             let until = disconnect.since + self.options.reconnect_delay;
             if self.closed.load(Ordering::Acquire) || lane::now() + pause > until {
                 return Err(self.unreachable_server());
             }
-            lane::sleep(pause).await;
+            before(over, pin!(lane::sleep(pause))).await;
             pause = (2 * pause).min(LONGEST_PAUSE);
         }
+    }
+
+    /// Whether requests wait for a connection, and there is none.
+    pub(super) fn is_away(&self) -> bool {
+        let is_up = |tracked: &Arc<ConnectionWrites>| !tracked.connection.is_broken();
+        self.waiting.load(Ordering::Relaxed) > 0 && !self.connections().iter().any(is_up)
     }
 
     /// A connection that is up, made if need be.
@@ -509,10 +544,12 @@ impl ConnectionPool {
         waited_for.reduce(|sum, one| sum.wrapping_add(one))
     }
 
-    /// Ends all connections, now: what waits for an answer fails, and so does what comes.
+    /// Ends all connections, now: what waits for an answer or a connection fails, and so does
+    /// what comes.
     pub(super) fn give_up(&self) {
         self.given_up.store(true, Ordering::Release);
         self.closed.store(true, Ordering::Release);
+        self.over.notify(usize::MAX);
         for tracked in self.connections() {
             tracked.connection.fail();
         }
@@ -531,16 +568,21 @@ impl ConnectionPool {
 }
 
 /// What a future gives within a time.
-async fn within<T>(
-    limit: Duration,
-    mut future: std::pin::Pin<&mut impl Future<Output = T>>,
+async fn within<T>(limit: Duration, future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+    before(lane::sleep(limit), future).await
+}
+
+/// What a future gives before another one ends.
+async fn before<T>(
+    end: impl Future<Output = ()>,
+    mut future: Pin<&mut impl Future<Output = T>>,
 ) -> Option<T> {
-    let mut sleep = std::pin::pin!(lane::sleep(limit));
-    std::future::poll_fn(|context| {
-        if let std::task::Poll::Ready(value) = future.as_mut().poll(context) {
-            return std::task::Poll::Ready(Some(value));
+    let mut end = pin!(end);
+    poll_fn(|context| {
+        if let Poll::Ready(value) = future.as_mut().poll(context) {
+            return Poll::Ready(Some(value));
         }
-        sleep.as_mut().poll(context).map(|()| None)
+        end.as_mut().poll(context).map(|()| None)
     })
     .await
 }

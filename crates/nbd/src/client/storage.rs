@@ -92,6 +92,11 @@ impl NbdStorage {
         self.export.link.progress()
     }
 
+    /// Whether requests wait for the server to be there again (`reconnect-delay`).
+    pub fn is_away(&self) -> bool {
+        self.export.link.is_away()
+    }
+
     /// Gives the server up: what waits for an answer fails at once, and so does whatever is asked
     /// from now on. What was not flushed may be lost.
     pub fn give_up(&self) {
