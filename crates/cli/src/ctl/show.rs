@@ -153,15 +153,29 @@ fn mean(time_ns: u64, requests: u64) -> String {
     }
 }
 
+/// How long a job will still run, if that can be said.
+fn time_left(job: &Value) -> String {
+    match job["seconds-left"].as_u64() {
+        None => String::new(),
+        Some(seconds) => format!(
+            "{}:{:02}:{:02}",
+            seconds / 3600,
+            seconds / 60 % 60,
+            seconds % 60
+        ),
+    }
+}
+
 /// Jobs as `/v1/stats` tells of them.
 pub fn jobs(value: &Value) -> Vec<String> {
-    let columns: [Column<'_>; 6] = [
+    let columns: [Column<'_>; 7] = [
         ("job", false),
         ("type", false),
         ("status", false),
         ("done", true),
         ("of", true),
         ("", true),
+        ("time left", true),
     ];
     let rows = items(value).map(|job| {
         vec![
@@ -171,6 +185,7 @@ pub fn jobs(value: &Value) -> Vec<String> {
             bytes(job, "done-bytes"),
             bytes(job, "total-bytes"),
             percent(number(job, "done-bytes"), number(job, "total-bytes")),
+            time_left(job),
         ]
     });
     lines(&columns, rows)

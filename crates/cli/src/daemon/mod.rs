@@ -200,6 +200,7 @@ impl Program {
 
     /// Starts the monitors that were added.
     fn begin_monitors(&self) {
+        self.daemon.estimate_jobs();
         let begun = self.daemon.start_monitors();
         self.monitors.borrow_mut().extend(begun);
     }

@@ -29,6 +29,8 @@
     ("blockdev-backup.x-vellum-fleecing is ours", "beyond QEMU's"),
     ("drive-backup.x-vellum-fleecing is ours", "beyond QEMU's"),
     ("query-block-jobs->[].x-vellum-held-ms is ours", "beyond QEMU's"),
+    ("query-block-jobs->[].x-vellum-seconds-left is ours", "beyond QEMU's"),
+    ("query-jobs->[].x-vellum-seconds-left is ours", "beyond QEMU's"),
     ("blockdev-add.driver = theirs", "drivers that are not there"),
     ("blockdev-add<http>.bearer-token-secret is ours", "beyond QEMU's"),
     ("blockdev-add<http>.header", "beyond QEMU's"),

@@ -29,7 +29,7 @@ mod server;
 mod space;
 mod state;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -127,6 +127,8 @@ pub struct Daemon {
     begun: Instant,
     /// What chains may be.
     chains: chains::ChainPolicies,
+    /// How long jobs will take is told: they are looked at again and again.
+    estimates: Cell<bool>,
     /// Warns of file systems that fill.
     space: space::SpaceWatch,
     /// Where the space of disks was found to go.
@@ -151,6 +153,7 @@ impl Daemon {
             counted: exports.counted(),
             begun: Instant::now(),
             chains: chains::ChainPolicies::default(),
+            estimates: Cell::new(false),
             space: space::SpaceWatch::default(),
             surveys: space::LastSurveys::default(),
             doors: RefCell::default(),
@@ -218,6 +221,12 @@ impl Daemon {
         let chardev = self.chardevs.take(&wanted.chardev)?;
         self.monitors.borrow_mut().push((chardev, wanted.pretty));
         Ok(())
+    }
+
+    /// Has jobs that begin from now on tell how long they will take. A simulated clock would
+    /// never stand still.
+    pub fn estimate_jobs(&self) {
+        self.estimates.set(true);
     }
 
     /// Starts the monitors that were added. They end some time after the daemon has.

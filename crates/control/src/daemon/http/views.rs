@@ -143,7 +143,7 @@ pub(super) fn stats(picture: &Picture) -> String {
     }
     text.end(']').key("jobs").begin('[');
     for job in &moment.jobs {
-        let job = json!({
+        let mut told = json!({
             "id": job.id,
             "type": job.kind,
             "status": job.status,
@@ -151,7 +151,10 @@ pub(super) fn stats(picture: &Picture) -> String {
             "total-bytes": job.total_bytes,
             "bytes-per-second": job.bytes_per_second,
         });
-        text.raw(&job.to_string());
+        if let Some(seconds) = job.seconds_left {
+            told["seconds-left"] = json!(seconds);
+        }
+        text.raw(&told.to_string());
     }
     text.end(']').end('}');
     text.into_text()

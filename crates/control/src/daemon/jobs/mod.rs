@@ -13,6 +13,7 @@ pub(super) mod backup;
 pub(super) mod commit;
 pub(super) mod compact;
 pub(super) mod create;
+mod estimate;
 pub(super) mod failures;
 pub(super) mod fleece;
 mod job_nodes;
@@ -27,10 +28,12 @@ mod state;
 pub(super) mod stream;
 
 use std::cell::{Cell, RefCell};
+use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use event_listener::Event;
+use futures_util::future::{Either, select};
 use serde_json::{Value, json};
 use tracing::trace;
 use vellum_io::spawn;
@@ -41,6 +44,7 @@ use vellum_jobs::live::{CopyOutcome, MirrorHandle};
 use super::Daemon;
 use super::events::Events;
 use crate::{error_text, qmp};
+use estimate::Estimate;
 pub(super) use job_nodes::JobNodes;
 #[cfg_attr(
     not(feature = "http"),
@@ -92,6 +96,8 @@ pub(super) struct Job {
     in_sync: Cell<bool>,
     /// How long users were held up when it ended.
     held: Cell<Option<Duration>>,
+    /// How it got on in the last seconds.
+    estimate: RefCell<Estimate>,
     events: Events,
     changed: Event,
 }
@@ -161,6 +167,7 @@ impl Jobs {
             mirror: RefCell::default(),
             in_sync: Cell::default(),
             held: Cell::default(),
+            estimate: RefCell::default(),
             events,
             changed: Event::new(),
         });
@@ -451,6 +458,7 @@ impl Job {
             "current-progress": done,
             "total-progress": total,
         });
+        self.describe_estimate(&mut described);
         if let Some(error) = &*self.error.borrow() {
             described["error"] = json!(error);
         }
@@ -474,6 +482,7 @@ impl Job {
         if self.settings.kind == mirror::KIND {
             described["actively-synced"] = json!(self.is_in_sync());
         }
+        self.describe_estimate(&mut described);
         if let Some(held) = self.held.get() {
             described["x-vellum-held-ms"] = json!(held.as_secs_f64() * 1e3);
         }
@@ -492,7 +501,11 @@ pub(super) fn start(daemon: Rc<Daemon>, job: Rc<Job>, work: impl Work) {
 
 /// Leads a job to its end.
 async fn lead(daemon: Rc<Daemon>, job: Rc<Job>, mut work: impl Work) {
-    let mut outcome = work.run(&job).await;
+    let watch = pin!(job.watch(daemon.estimates.get()));
+    let mut outcome = match select(pin!(work.run(&job)), watch).await {
+        Either::Left((outcome, _)) => outcome,
+        Either::Right((never, _)) => match never {},
+    };
     if matches!(outcome, Ok(CopyOutcome::All)) {
         outcome = finalize(&daemon, &job, &mut work).await;
     }

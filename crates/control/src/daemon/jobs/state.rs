@@ -15,6 +15,8 @@ pub(in crate::daemon) struct JobState {
     pub(in crate::daemon) total_bytes: u64,
     /// 0: it is not limited.
     pub(in crate::daemon) bytes_per_second: u64,
+    /// How long it will still run, as far as that can be said.
+    pub(in crate::daemon) seconds_left: Option<u64>,
 }
 
 impl Job {
@@ -28,6 +30,7 @@ impl Job {
             done_bytes,
             total_bytes,
             bytes_per_second: self.control.speed().get(),
+            seconds_left: self.seconds_left(),
         }
     }
 }
