@@ -1,6 +1,7 @@
 //! A disk that is full now and then: whatever fails for want of room must leave
 //! nothing behind. After room was made and the image closed, no cluster is leaked,
-//! and every write that succeeded is there.
+//! and every write that succeeded is there. What needs no room goes on meanwhile, and what the
+//! guest gives back is room for what it writes next.
 
 mod common;
 
@@ -10,10 +11,13 @@ use common::{Random, fill_disk, run_on_memory as run};
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
-use vellum::qcow2::{CacheOptions, OpenOptions, PreallocateAhead, Qcow2};
-use vellum::{BlockDevice, Buffer, ErrorKind, Preallocation, RequestFlags, Storage, ZeroRequest};
-use vellum_storage::MemStorage;
-use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
+use vellum::qcow2::{Backing, CacheOptions, OpenOptions, PreallocateAhead, Qcow2};
+use vellum::{
+    BlockDevice, Buffer, Buffers, ErrorKind, Preallocation, Raw, RawOptions, RequestFlags, Storage,
+    ZeroRequest,
+};
+use vellum_storage::wrap::{FaultStorage, Matching, Operation, SmallStorage, Times};
+use vellum_storage::{MemStorage, WriteFlags};
 
 const CLUSTER_BYTES: u64 = 512;
 const BLOCKS: u64 = 4000;
@@ -180,4 +184,165 @@ fn a_resize_that_fails_leaves_nothing_behind() {
     for seed in 0..300 {
         run(resize_scenario(seed));
     }
+}
+
+const MIB: u64 = 1 << 20;
+
+/// A new image of clusters of 64 KiB on a file system of which nothing else is used.
+async fn small_image() -> (Arc<SmallStorage>, Arc<Qcow2>) {
+    let file = SmallStorage::new(Arc::new(MemStorage::new()));
+    let options = CreateOptions::default().size_bytes(4 << 30);
+    create(file.clone(), None, &options).await.unwrap();
+    let image = open_small(&file).await;
+    (file, image)
+}
+
+async fn open_small(file: &Arc<SmallStorage>) -> Arc<Qcow2> {
+    let options = OpenOptions::default().discard(true);
+    let opened = Qcow2::open(file.clone(), Arc::new(DenyAll), options).await;
+    opened.unwrap()
+}
+
+async fn put(image: &Qcow2, offset: u64, len: u64, value: u8) -> vellum::Result<()> {
+    let mut buffer = Buffer::zeroed(len as usize);
+    buffer.fill(value);
+    let written = image.write(offset, buffer, RequestFlags::default());
+    written.await.map(drop)
+}
+
+async fn holds(image: &Qcow2, offset: u64, len: u64, value: u8) {
+    let bytes = image.read(offset, Buffer::for_read(len as usize)).await;
+    let all = bytes.unwrap().iter().all(|byte| *byte == value);
+    assert!(all, "{value} is not what is at {offset:#x}");
+}
+
+async fn close_and_check(file: &Arc<SmallStorage>, image: &Qcow2) {
+    image.close().await.unwrap();
+    let report = check(file.clone(), &CheckOptions::default()).await.unwrap();
+    assert_eq!(
+        (report.corruptions, report.check_errors, report.leaks),
+        (0, 0, 0)
+    );
+}
+
+/// A write that found no room takes nothing with it that needs none, and the guest frees its own disk.
+#[test]
+fn after_a_write_that_found_no_room_the_rest_goes_on() {
+    run(async {
+        let (file, image) = small_image().await;
+        put(&image, 0, 12 * MIB, 1).await.unwrap();
+        image.flush().await.unwrap();
+        for left_bytes in [0, 4096, 100 << 10, 1 << 20] {
+            file.set_left_bytes(Some(left_bytes));
+            // A piece of a table that was never written, and a table that is new.
+            for far in [100 * MIB, 3 << 30] {
+                let full = put(&image, far, 4 * MIB, 2).await.unwrap_err();
+                assert_eq!(full.kind(), ErrorKind::NoSpace);
+                let value = 3 + (left_bytes / 4096 % 200) as u8;
+                put(&image, MIB, 64 << 10, value).await.unwrap();
+                image.flush().await.unwrap();
+                holds(&image, MIB, 64 << 10, value).await;
+            }
+        }
+        image.discard(2 * MIB, 8 * MIB).await.unwrap();
+        image.flush().await.unwrap();
+        assert!(file.left_bytes() >= Some(8 * MIB));
+        put(&image, 200 * MIB, 4 * MIB, 9).await.unwrap();
+        image.flush().await.unwrap();
+        holds(&image, 200 * MIB, 4 * MIB, 9).await;
+        holds(&image, 0, MIB, 1).await;
+        holds(&image, 2 * MIB, 8 * MIB, 0).await;
+        holds(&image, 10 * MIB, 2 * MIB, 1).await;
+        close_and_check(&file, &image).await;
+    });
+}
+
+/// What was discarded and is not durable yet is looked for when room is missing.
+#[test]
+fn discards_without_a_flush_make_room() {
+    run(async {
+        let (file, image) = small_image().await;
+        put(&image, 0, 12 * MIB, 1).await.unwrap();
+        image.flush().await.unwrap();
+        file.set_left_bytes(Some(100 << 10));
+        image.discard(0, 8 * MIB).await.unwrap();
+        let full = put(&image, 100 * MIB, 4 * MIB, 2).await.unwrap_err();
+        assert_eq!(full.kind(), ErrorKind::NoSpace);
+        put(&image, 100 * MIB, 4 * MIB, 2).await.unwrap();
+        image.flush().await.unwrap();
+        holds(&image, 100 * MIB, 4 * MIB, 2).await;
+        close_and_check(&file, &image).await;
+    });
+}
+
+/// A few bytes that wait for their cluster get the room that the same flush gives back.
+#[test]
+fn a_flush_finds_the_room_that_it_gives_back() {
+    run(async {
+        let base = Arc::new(MemStorage::with_bytes(vec![5; 16 << 20]));
+        let base = Raw::open(base, RawOptions::default()).unwrap();
+        let file = SmallStorage::new(Arc::new(MemStorage::new()));
+        let options = CreateOptions::default().size_bytes(16 * MIB);
+        create(file.clone(), None, &options).await.unwrap();
+        let options = OpenOptions::default()
+            .discard(true)
+            .backing(Backing::Given(base));
+        let opened = Qcow2::open(file.clone(), Arc::new(DenyAll), options).await;
+        let image = opened.unwrap();
+        put(&image, 0, 4 * MIB, 1).await.unwrap();
+        image.flush().await.unwrap();
+        file.set_left_bytes(Some(0));
+        put(&image, 8 * MIB, 512, 2).await.unwrap();
+        image.flush().await.unwrap_err();
+        image.discard(0, MIB).await.unwrap();
+        image.flush().await.unwrap();
+        holds(&image, 0, MIB, 0).await;
+        holds(&image, 8 * MIB, 512, 2).await;
+        holds(&image, 8 * MIB + 512, MIB, 5).await;
+        close_and_check(&file, &image).await;
+    });
+}
+
+/// A copy in which only blocks that are not all zeroes take room.
+async fn sparse_copy(file: &SmallStorage) -> Arc<SmallStorage> {
+    let copy = SmallStorage::new(Arc::new(MemStorage::new()));
+    let len_bytes = file.len_bytes().unwrap();
+    copy.truncate(len_bytes).await.unwrap();
+    for at in (0..len_bytes).step_by(4096) {
+        let read = file.read(at, Buffers::from_buf([Buffer::for_read(4096)]));
+        let block = read.await.unwrap();
+        if block[0].iter().any(|byte| *byte != 0) {
+            let written = copy.write(at, block, WriteFlags::default());
+            drop(written.await.unwrap());
+        }
+    }
+    copy
+}
+
+/// Tables of an image from elsewhere may be holes: a copy of it may have been made sparse.
+#[test]
+fn tables_that_a_copy_left_out_get_their_room_first() {
+    run(async {
+        let (file, image) = small_image().await;
+        for far in [0, 2 << 30, 3 << 30] {
+            put(&image, far, MIB, 1).await.unwrap();
+        }
+        image.flush().await.unwrap();
+        // Its tables are there, and map nothing any more.
+        image.discard(0, 4 << 30).await.unwrap();
+        image.close().await.unwrap();
+        let file = sparse_copy(&file).await;
+        let image = open_small(&file).await;
+        put(&image, 0, MIB, 1).await.unwrap();
+        image.flush().await.unwrap();
+        file.set_left_bytes(Some(0));
+        put(&image, 2 << 30, 4 * MIB, 2).await.unwrap_err();
+        put(&image, 0, MIB, 3).await.unwrap();
+        image.flush().await.unwrap();
+        image.discard(0, MIB).await.unwrap();
+        image.flush().await.unwrap();
+        put(&image, 3 << 30, 512 << 10, 4).await.unwrap();
+        image.flush().await.unwrap();
+        close_and_check(&file, &image).await;
+    });
 }

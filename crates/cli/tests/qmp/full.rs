@@ -19,6 +19,16 @@ struct SmallDisk {
 }
 
 impl SmallDisk {
+    /// One that holds files as those of most hosts do: on blocks, some of which it keeps for itself.
+    fn ext4(place: &Place) -> SmallDisk {
+        let folder = place.path("small");
+        std::fs::create_dir(&folder).expect("a folder");
+        place.must("truncate", &["-s", "48M", "disk.img"]);
+        place.must("mkfs.ext4", &["-q", "-m", "0", "disk.img"]);
+        place.must("mount", &["-o", "loop", "disk.img", "small"]);
+        SmallDisk { folder }
+    }
+
     fn new(place: &Place) -> SmallDisk {
         let folder = place.path("small");
         std::fs::create_dir(&folder).expect("a folder");
@@ -56,13 +66,17 @@ fn serve(place: &Place, format: &str, options: &str) -> Daemon {
 }
 
 fn start(place: &Place, format: &str, options: &str) -> Daemon {
+    start_with(place, format, &format!("on-full=wait{options}"))
+}
+
+fn start_with(place: &Place, format: &str, options: &str) -> Daemon {
     place.ours(&[
         "--blockdev",
         &format!("{format},node-name=disk,discard=unmap,file.driver=file,file.filename=small/disk"),
         "--nbd-server",
         "addr.type=unix,addr.path=sock,max-connections=0",
         "--export",
-        &format!("nbd,id=e,node-name=disk,name=,writable=on,on-full=wait{options}"),
+        &format!("nbd,id=e,node-name=disk,name=,writable=on,{options}"),
     ])
 }
 
@@ -254,4 +268,50 @@ fn what_waits_ends_with_its_client_its_export_and_its_daemon() {
     waits.wait().expect("it ends");
     disk.make_room();
     check(&place, "qcow2", &[(0, 1, 1)]);
+}
+
+/// What needs no room goes on after a write that has found none, and the guest frees its own disk.
+fn a_guest_frees_its_own_disk(on_full: &str, make: fn(&Place) -> SmallDisk) {
+    let place = Place::new();
+    let disk = make(&place);
+    place.img("create -q -f qcow2 small/disk 64M");
+    let mut daemon = start_with(&place, "qcow2", &format!("on-full={on_full}"));
+    must_end_well(client(&place, &writes(0, 10, 1)));
+    disk.fill_but(MIB);
+    let first = client(&place, &["write -P 77 40M 4M".into()]);
+    daemon.event("BLOCK_IO_ERROR");
+    let in_place = ["write -P 50 9M 64k", "flush", "read -P 50 9M 64k"];
+    must_end_well(client(&place, &in_place.map(str::to_owned)));
+    let discards = ["discard 0 8M", "flush"];
+    must_end_well(client(&place, &discards.map(str::to_owned)));
+    // The one that waits goes on with what was given back.
+    let said = first.wait_with_output().expect("a child");
+    assert_eq!(said.status.success(), on_full == "wait", "{said:?}");
+    let again = ["write -P 77 40M 4M", "write -P 78 50M 2M", "flush"];
+    must_end_well(client(&place, &again.map(str::to_owned)));
+    daemon.kill();
+    let vellum = env!("CARGO_BIN_EXE_vellum");
+    place.must(vellum, &["check", "-q", "-r", "leaks", "small/disk"]);
+    let all = [
+        (40, 1, 77),
+        (41, 1, 77),
+        (43, 1, 77),
+        (50, 1, 78),
+        (51, 1, 78),
+    ];
+    check(&place, "qcow2", &all);
+    let reads = ["read -P 0 0 8M", "read -P 50 9M 64k", "read -P 9 8M 1M"];
+    place.io("small/disk", &reads);
+}
+
+#[test]
+fn a_guest_frees_its_own_disk_on_tmpfs() {
+    a_guest_frees_its_own_disk("fail", SmallDisk::new);
+    a_guest_frees_its_own_disk("wait", SmallDisk::new);
+}
+
+#[test]
+fn a_guest_frees_its_own_disk_on_ext4() {
+    a_guest_frees_its_own_disk("fail", SmallDisk::ext4);
+    a_guest_frees_its_own_disk("wait", SmallDisk::ext4);
 }

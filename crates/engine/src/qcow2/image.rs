@@ -15,6 +15,7 @@ use vellum_storage::{Event, EventListener, Storage};
 
 use crate::luks::GuestEncryption;
 use crate::qcow2::alloc::allocator::{Allocation, Allocator};
+use crate::qcow2::alloc::host_room::HostRoom;
 use crate::qcow2::alloc::lazy::LazyRefcounts;
 use crate::qcow2::alloc::unwritten::UnwrittenSubclusters;
 use crate::qcow2::bitmap::state::BitmapState;
@@ -121,6 +122,8 @@ pub(crate) struct Image {
     pub(crate) backing_chain: BackingChain,
     pub(crate) l1: L1Table,
     pub(crate) l2: L2Cache,
+    /// Which pieces of L2 tables have their room.
+    pub(crate) mapping_room: HostRoom,
     /// How the sizes of the caches follow from the size of the device.
     pub(crate) cache_options: Mutex<CacheOptions>,
     pub(crate) readahead: Readahead,
@@ -181,7 +184,12 @@ impl RunningChange {
     {
         let work = work(self.0.clone());
         // Boxed: every request would carry the room for an error's handling.
-        work.or_else(|error| Box::pin(async move { Err(self.0.mark_corrupt(error).await) }))
+        work.or_else(|error| {
+            Box::pin(async move {
+                self.0.look_for_room(&error).await;
+                Err(self.0.mark_corrupt(error).await)
+            })
+        })
     }
 }
 

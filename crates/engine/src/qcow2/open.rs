@@ -17,6 +17,7 @@ use crate::debug_events::emit;
 use crate::gate::{FileRequest, Gate};
 use crate::luks::GuestEncryption;
 use crate::qcow2::alloc::allocator::Allocator;
+use crate::qcow2::alloc::host_room::HostRoom;
 use crate::qcow2::alloc::lazy::LazyRefcounts;
 use crate::qcow2::alloc::prealloc::PreallocateAhead;
 use crate::qcow2::alloc::refcounts::{RefcountTable, Refcounts};
@@ -505,6 +506,7 @@ async fn assemble(
         discards: options.discards(),
         l1: L1Table::new(header.l1_table_offset, &l1),
         l2,
+        mapping_room: HostRoom::new(&geometry),
         cache_options: Mutex::new(options.cache),
         readahead: Readahead::default(),
         lazy_refcounts: lazy,

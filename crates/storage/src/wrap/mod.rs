@@ -7,6 +7,7 @@
 mod delay;
 mod fault;
 mod reflink;
+mod room;
 mod trace;
 
 use std::fmt;
@@ -20,6 +21,7 @@ use vellum_io::{Buffers, Io};
 pub use delay::{DelayStorage, Delays, HeldRequest};
 pub use fault::{FaultStorage, Faults, Times};
 pub use reflink::{ReflinkFileSystem, ReflinkStorage};
+pub use room::{Room, SmallStorage};
 pub use trace::{Record, Trace, TraceStorage};
 
 /// What a request does.

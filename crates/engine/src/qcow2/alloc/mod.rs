@@ -8,6 +8,7 @@
 //! | [`beyond`] | the clusters beyond the end of the file that entries lead to |
 //! | [`dirty_bit`] | sets and clears the dirty bit around the use of lazy refcounts |
 //! | [`free_index`] | the free clusters that are known, as extents |
+//! | [`host_room`] | pieces of tables get room in the host's file system before they change |
 //! | [`lazy`] | lazy refcounts: whether counts stay in memory while the image is in use |
 //! | [`prealloc`] | what is done ahead of the writes, and given back at the close |
 //! | [`recount`] | refcounts lowered and raised many at a time |
@@ -27,6 +28,7 @@ pub(crate) mod below;
 pub(crate) mod beyond;
 pub(crate) mod dirty_bit;
 pub(crate) mod free_index;
+pub(crate) mod host_room;
 pub(crate) mod lazy;
 pub(crate) mod prealloc;
 pub(crate) mod recount;

@@ -14,9 +14,10 @@ use parking_lot::{Mutex, MutexGuard};
 use vellum_format::geometry::Geometry;
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_io::{Buffers, Result};
+use vellum_io::{Buffer, Buffers, Result};
 use vellum_storage::{Event, Storage, WriteFlags};
 
+use super::host_room::HostRoom;
 use crate::debug_events::emit;
 use crate::qcow2::header::load::read_bytes;
 use crate::qcow2::integrity::errors::bad_entry;
@@ -117,6 +118,8 @@ pub(crate) struct Refcounts {
     /// Knows all refcount blocks, and the table.
     pub(crate) overlap: Arc<OverlapMap>,
     writeback: async_lock::Mutex<()>,
+    /// Which pieces of blocks have their room.
+    room: HostRoom,
 }
 
 const MAX_SLICE_BYTES: u64 = 4096;
@@ -158,6 +161,7 @@ impl Refcounts {
             table: Mutex::new(table),
             overlap,
             writeback: async_lock::Mutex::new(()),
+            room: HostRoom::new(&geometry),
         }
     }
 
@@ -250,13 +254,20 @@ impl Refcounts {
         })
     }
 
-    /// Brings a slice of a refcount block into memory.
+    /// Brings a slice of a refcount block into memory, for one who may change it.
     pub(crate) async fn load(&self, key: u64) -> Result<()> {
         if self.cache.wants_writeback() {
             self.write_back().await?;
         }
-        let read = read_bytes(&self.file, key, self.cache.table_bytes() as u64);
-        self.cache.load(key, read).await
+        self.cache.load(key, self.read_slice(key)).await
+    }
+
+    async fn read_slice(&self, key: u64) -> Result<Buffer> {
+        let bytes = read_bytes(&self.file, key, self.cache.table_bytes() as u64).await?;
+        if bytes.is_zero() && !self.room.is_there(key) {
+            self.room.set_aside(&self.file, key).await?;
+        }
+        Ok(bytes)
     }
 
     /// Writes all dirty blocks; no barrier.

@@ -87,6 +87,20 @@ impl Image {
     /// Makes everything completed before this call durable.
     pub(crate) async fn flush(self: &Arc<Self>) -> Result<()> {
         trace!(name: "qcow2_flush_start", image = self.name);
+        let drops_any = self.commits.lists().has_any();
+        let mut flushed = self.write_back_and_commit().await;
+        if drops_any && matches!(&flushed, Err(error) if error.kind() == ErrorKind::NoSpace) {
+            // What was missing may have been given back meanwhile.
+            flushed = self.write_back_and_commit().await;
+        }
+        match &flushed {
+            Ok(()) => trace!(name: "qcow2_flush_done", image = self.name),
+            Err(error) => trace!(name: "qcow2_flush_failed", image = self.name, error = %error),
+        }
+        flushed
+    }
+
+    async fn write_back_and_commit(self: &Arc<Self>) -> Result<()> {
         // Two coalescers, so that the next writeback runs beside this commit.
         self.emit(Event::FlushToOs).await;
         // Rule 8: buffered bytes get their place before the mapping is written.
@@ -96,12 +110,15 @@ impl Image {
         };
         // One cluster that cannot be copied keeps no other change from the disk.
         self.emit(Event::FlushToDisk).await;
-        let flushed = self.commit().await.and(written_back);
-        match &flushed {
-            Ok(()) => trace!(name: "qcow2_flush_done", image = self.name),
-            Err(error) => trace!(name: "qcow2_flush_failed", image = self.name, error = %error),
+        self.commit().await.and(written_back)
+    }
+
+    /// After a request that has found no room: gives back what the mapping has dropped, for
+    /// those who try again.
+    pub(crate) async fn look_for_room(self: &Arc<Self>, error: &Error) {
+        if error.kind() == ErrorKind::NoSpace && self.commits.lists().has_any() {
+            drop(self.commit().await);
         }
-        flushed
     }
 
     /// Makes durable what was written to places that the mapping on disk leads to.

@@ -105,6 +105,10 @@ pub(super) struct DeferredFrees {
 }
 
 impl DeferredFrees {
+    pub(super) fn has_any(&self) -> bool {
+        !self.not_durable.is_empty() || self.has_durable()
+    }
+
     pub(super) fn has_durable(&self) -> bool {
         !self.durable.is_empty() || !self.quiescing.is_empty()
     }

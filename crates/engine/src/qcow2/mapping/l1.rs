@@ -9,6 +9,7 @@
 //! - Where the table lies changes only while it is clean and nobody changes entries.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -108,6 +109,20 @@ impl L1Table {
     pub(crate) fn get(&self, index: u64) -> L1Entry {
         let slot = self.slot(index);
         L1Entry(slot.map_or(0, |entry| entry.load(Ordering::Acquire)))
+    }
+
+    /// The bytes of the file that are written when the entry at `index` changes.
+    pub(crate) fn sector_place(&self, index: u64) -> Range<u64> {
+        let first = index / ENTRIES_PER_SECTOR as u64 * ENTRIES_PER_SECTOR as u64;
+        let end = (first + ENTRIES_PER_SECTOR as u64).min(self.len());
+        let table = self.offset().bytes();
+        table + first * 8..table + end * 8
+    }
+
+    /// Whether no entry there leads anywhere.
+    pub(crate) fn sector_is_empty(&self, index: u64) -> bool {
+        let first = index / ENTRIES_PER_SECTOR as u64 * ENTRIES_PER_SECTOR as u64;
+        (first..first + ENTRIES_PER_SECTOR as u64).all(|index| self.get(index).0 == 0)
     }
 
     /// Sets the entry at `index`; `false` if the table has no such entry.

@@ -11,6 +11,7 @@ use vellum_io::{Buffers, Result};
 use vellum_storage::{Event, WriteFlags, ZeroFlags};
 
 use crate::qcow2::alloc::allocator::Allocation;
+use crate::qcow2::alloc::host_room::set_aside;
 use crate::qcow2::commit::write_order::{DropReason, DroppedRun, WriteOrder};
 use crate::qcow2::header::load::read_bytes;
 use crate::qcow2::image::Image;
@@ -37,6 +38,7 @@ impl Image {
         let old = entry
             .decode(&self.geometry)
             .map_err(|e| bad_entry("write", &e, "L1 index", index))?;
+        self.have_room_for_l1_entry(index).await?;
         let allocation = self.allocate_for("L2 table", None).await?;
         let table = allocation.start;
         // A table of zeroes maps nothing: where the file reads so there is no need to
@@ -73,6 +75,15 @@ impl Image {
             });
         }
         Ok(())
+    }
+
+    /// Has the host set room aside for a piece of the L1 table that is about to change, if it may
+    /// be a hole.
+    async fn have_room_for_l1_entry(&self, index: u64) -> Result<()> {
+        match self.l1.sector_is_empty(index) {
+            true => set_aside(&self.file, self.l1.sector_place(index)).await,
+            false => Ok(()),
+        }
     }
 
     /// Lets the counts of tables be right on disk also where counts are lazy: there is
@@ -120,9 +131,12 @@ impl Image {
             .map(drop)
     }
 
-    /// Forgets what the cache may still hold from an earlier use of the cluster.
+    /// Forgets what the cache may still hold from an earlier use of the cluster, and whether it
+    /// had room.
     pub(crate) fn forget_slices(&self, table: HostOffset) {
         let table_bytes = self.geometry.cluster_size_bytes();
+        self.mapping_room
+            .forget(table.bytes()..table.bytes() + table_bytes);
         for inside in (0..table_bytes).step_by(self.l2.table_bytes()) {
             self.l2.forget(table.bytes() + inside);
         }

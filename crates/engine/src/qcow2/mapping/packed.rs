@@ -16,6 +16,7 @@ mod layout;
 
 use vellum_format::geometry::Geometry;
 use vellum_format::l2::{L2Entry, Mapping};
+use vellum_io::buffer::is_zero;
 
 use crate::qcow2::table_cache::cache::{Codec, Content, packed_cost_bytes};
 use layout::{BitWriter, FIELDS, Field, Layout, low_bits};
@@ -30,6 +31,14 @@ pub(crate) enum PackedSlice {
     Runs(Box<[u64]>),
     /// For each column its base and its [`Layout`], then the codes, entry by entry.
     Deltas(Box<[u64]>),
+}
+
+/// Whether a slice is nothing but zeroes.
+pub(crate) fn is_empty(slice: &Content<'_, PackedSlice>) -> bool {
+    match slice {
+        Content::Raw(bytes) => is_zero(bytes),
+        Content::Packed(packed) => **packed == PackedSlice::Empty,
+    }
 }
 
 /// Packs the L2 slices of one image.

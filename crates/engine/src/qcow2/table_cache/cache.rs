@@ -243,6 +243,17 @@ impl<C: Codec> TableCache<C> {
         Some(look(table.stored.content()))
     }
 
+    /// Whether a table is in memory, on disk as it is there, and `look` says so of it. No use of it.
+    pub(crate) fn is_clean_and(
+        &self,
+        key: u64,
+        look: impl FnOnce(Content<'_, C::Packed>) -> bool,
+    ) -> bool {
+        let mut shard = self.shard(key);
+        let table = shard.get(key);
+        table.is_some_and(|table| table.state == TableState::Clean && look(table.stored.content()))
+    }
+
     /// How often a table was looked for and there, and how often not. Whoever has missed one looks
     /// again when it is loaded: that is no hit.
     pub(crate) fn looks(&self) -> (u64, u64) {

@@ -8,7 +8,8 @@ use super::PlacedStep;
 use crate::qcow2::commit::write_order::{DropReason, DroppedRun, WriteOrder};
 use crate::qcow2::image::Image;
 use crate::qcow2::integrity::errors::corrupt;
-use crate::qcow2::mapping::lookup::EntryPlace;
+use crate::qcow2::mapping::lookup::{EntryPlace, Slice};
+use crate::qcow2::mapping::packed::is_empty;
 use crate::qcow2::write::plan;
 
 impl Image {
@@ -61,6 +62,7 @@ impl Image {
         let EntryPlace { slice, index } =
             place.ok_or_else(|| corrupt("write", "the L2 table has gone"))?;
         loop {
+            self.have_room_for_slice(slice).await?;
             let change = self.commits.begin_change(order);
             let set = self
                 .l2
@@ -72,6 +74,15 @@ impl Image {
                 None => self.load_slice(slice).await?,
             }
         }
+    }
+
+    /// Has the host set room aside for a slice that is about to change, if it may be a hole.
+    async fn have_room_for_slice(&self, slice: Slice) -> Result<()> {
+        let room = &self.mapping_room;
+        if room.is_there(slice.key) || !self.l2.is_clean_and(slice.key, |slice| is_empty(&slice)) {
+            return Ok(());
+        }
+        room.set_aside(&self.file, slice.key).await
     }
 
     /// Notes the clusters that `old` used and `new` does not. Call it after the
