@@ -155,6 +155,28 @@ fn a_kill_in_the_middle_costs_nothing() {
     }
 }
 
+/// Discards that no flush has followed are gaps as well.
+#[test]
+fn what_a_client_has_just_discarded_is_cut_off() {
+    let place = Place::new();
+    place.img("create -q -f qcow2 d 64M");
+    place.io("d", &["write -P 1 0 16M", "write -P 2 16M 16M"]);
+    let mut daemon = start(&place);
+    let client = Command::new(env!("CARGO_BIN_EXE_vellum"))
+        .current_dir(place.folder.path())
+        .args(["io", "-f", "raw", "-c", "discard 0 16M", URI])
+        .stdout(Stdio::null())
+        .status();
+    assert!(client.expect("a client").success());
+    daemon.must("x-vellum-compact", json!({"job-id": "c", "device": "d"}));
+    daemon.wait("c", "null");
+    let bytes = len_bytes(&place);
+    assert!(bytes < 16 * MIB + MIB / 2, "{bytes}");
+    place.io(URI, &["read -P 0 0 16M", "read -P 2 16M 16M"]);
+    daemon.end();
+    place.must("qemu-img", &["check", "d"]);
+}
+
 #[test]
 fn a_job_that_is_cancelled_leaves_a_whole_image() {
     let place = full_of_gaps();

@@ -210,6 +210,14 @@ impl Compaction {
     /// Begins the next pass, if there is one to be made.
     async fn begin_pass(&mut self) -> Result<Option<Pass>> {
         let image = &self.image;
+        if self.passes == 0 {
+            // What guests have given up and not flushed counts as used until then.
+            let settled = image.start_change(|image| async move {
+                image.begin_change("compact").await?;
+                image.settle().await
+            });
+            settled.await?;
+        }
         let file_bytes = image.file.len_bytes()?;
         let allocator = image.allocator.clone();
         // Others may wait for the counts that it loads.

@@ -244,6 +244,11 @@ impl Image {
     /// Makes durable what was moved, and lets go what it has left.
     async fn give_back_moved(self: &Arc<Self>) -> Result<()> {
         self.seal_packed().await?;
+        self.settle().await
+    }
+
+    /// Makes the mapping durable, and gives back what it has dropped.
+    pub(super) async fn settle(self: &Arc<Self>) -> Result<()> {
         self.commit().await?;
         // Rule 5: what reads still look at is not cut off.
         self.read_epochs.wait_for_all().await;
