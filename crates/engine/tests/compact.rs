@@ -14,7 +14,7 @@ use vellum::qcow2::survey::{SurveyOptions, survey};
 use vellum::qcow2::{
     BitmapOptions, NewSnapshot, OpenOptions, PreallocateAhead, Qcow2, SnapshotSelector,
 };
-use vellum::{BlockDevice, Buffer, RequestFlags, Storage, ZeroRequest};
+use vellum::{BlockDevice, Buffer, Buffers, RequestFlags, Storage, ZeroRequest};
 use vellum_io::lane;
 use vellum_storage::MemStorage;
 
@@ -227,7 +227,10 @@ fn a_quiet_image_gets_as_short_as_what_is_in_it() {
             if seed % 2 == 0 {
                 guest.image.flush().await.expect("flushed");
             }
-            guest.compact(false).await;
+            let compaction = guest.compact(false).await;
+            let leaked_bytes = compaction.leaked_bytes().await.expect("surveyed");
+            assert_eq!(leaked_bytes, 0, "{shape:?}");
+            drop(compaction);
             guest.verify(&guest.image).await;
             guest.image.close().await.expect("closed");
             let (used, clusters) = guest.used_of(&file).await;
@@ -270,6 +273,36 @@ fn what_was_discarded_and_not_flushed_is_a_gap() {
     });
 }
 
+/// What a crash has leaked is told as what it is, to the cluster.
+#[test]
+fn leaks_are_not_taken_for_what_is_in_use() {
+    lane::block_on(async {
+        let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
+        let mut guest = Guest::new(Random::new(4), PLAIN, file.clone()).await;
+        for piece in 0..3 {
+            guest.write(piece << 20, 1 << 20, false).await;
+        }
+        // With what was counted ahead.
+        guest.image.flush().await.expect("flushed");
+        let len_bytes = file.len_bytes().expect("a length");
+        let buffers = Buffers::from_buf([Buffer::for_read(len_bytes as usize)]);
+        let bytes = file.read(0, buffers).await.expect("read")[0].to_vec();
+        let crashed: Arc<dyn Storage> = Arc::new(MemStorage::with_bytes(bytes));
+        let report = check(crashed.clone(), &CheckOptions::default()).await;
+        let leaks = report.expect("checked").leaks;
+        assert!(leaks > 0);
+        let options = OpenOptions::default();
+        let again = Qcow2::open(crashed, Arc::new(DenyAll), options).await;
+        let again = again.expect("opened");
+        let compaction = again.compact().await.expect("begun");
+        let leaked_bytes = compaction.leaked_bytes().await.expect("surveyed");
+        assert_eq!(leaked_bytes, leaks * PLAIN.cluster_bytes);
+        drop(compaction);
+        again.close().await.expect("closed");
+        guest.image.close().await.expect("closed");
+    });
+}
+
 #[test]
 fn a_guest_that_goes_on_loses_nothing() {
     for seed in 100..160 {
@@ -280,7 +313,11 @@ fn a_guest_that_goes_on_loses_nothing() {
             let mut guest = Guest::new(random, shape, file.clone()).await;
             guest.fill().await;
             for _ in 0..2 {
-                guest.compact(true).await;
+                let compaction = guest.compact(true).await;
+                let leaked_bytes = compaction.leaked_bytes().await.expect("surveyed");
+                // What was counted ahead for a guest that goes on may be among it.
+                let len_bytes = file.len_bytes().expect("a length");
+                assert!(leaked_bytes * 20 < len_bytes, "{leaked_bytes}: {shape:?}");
                 guest.verify(&guest.image).await;
             }
             guest.image.close().await.expect("closed");

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use serde_json::json;
 use vellum::BlockDevice;
 use vellum::qcow2::AsQcow2;
-use vellum::qcow2::compact::CompactionProgress;
-use vellum_control::{CacheMode, ImageSpec, OpenFlags, compact, error_text, open_device};
+use vellum_control::compact::{Compacted, compact};
+use vellum_control::{CacheMode, ImageSpec, OpenFlags, error_text, open_device};
 use vellum_io::lane;
 use vellum_jobs::job::JobControl;
 
@@ -90,12 +90,12 @@ async fn open_and_compact(
     let done = compact_device(&device, arguments, &progress).await;
     progress.end();
     let closed = device.close().await;
-    let done = done?;
+    let (done, cluster_bytes) = done?;
     closed.map_err(|error| Failure::Message(error_text(&error)))?;
     match arguments.common.output {
         Output::Json => report::print_line(to_json(&spec.name, &done)),
         Output::Human if quiet => {}
-        Output::Human => report::print(to_text(&done)),
+        Output::Human => report::print(to_text(&done, cluster_bytes)),
     }
     Ok(0)
 }
@@ -104,34 +104,40 @@ async fn compact_device(
     device: &Arc<dyn BlockDevice>,
     arguments: &Arguments,
     progress: &SharedProgress,
-) -> Result<CompactionProgress, Failure> {
+) -> Result<(Compacted, u64), Failure> {
     let Some(image) = device.as_qcow2() else {
         return fail("Images of this format are not compacted: convert makes a short one");
     };
     let control = JobControl::new();
     control.speed().set(arguments.rate_bytes);
     let show = |done_bytes, total_bytes| progress.show(done_bytes, total_bytes);
-    let done = compact::compact(image, &control, show).await;
-    let (_, done) = done
+    let done = compact(image, &control, show).await;
+    let done = done
         .map_err(|error| Failure::Message(format!("Compaction failed: {}", error_text(&error))))?;
-    Ok(done)
+    Ok((done, image.header().geometry().cluster_size_bytes()))
 }
 
-fn to_text(done: &CompactionProgress) -> String {
-    format!(
+fn to_text(done: &Compacted, cluster_bytes: u64) -> String {
+    let progress = &done.progress;
+    let mut text = format!(
         "The file had {}, and has {}; {} were moved.\n",
-        human(done.old_file_bytes),
-        human(done.file_bytes),
-        human(done.moved_bytes)
-    )
+        human(progress.old_file_bytes),
+        human(progress.file_bytes),
+        human(progress.moved_bytes)
+    );
+    if let Some(leaks) = done.leaks_text(cluster_bytes) {
+        text += &format!("{leaks}.\n");
+    }
+    text
 }
 
-fn to_json(name: &str, done: &CompactionProgress) -> String {
+fn to_json(name: &str, done: &Compacted) -> String {
     let report = json!({
         "filename": name,
-        "old-file-bytes": done.old_file_bytes,
-        "file-bytes": done.file_bytes,
-        "moved-bytes": done.moved_bytes,
+        "old-file-bytes": done.progress.old_file_bytes,
+        "file-bytes": done.progress.file_bytes,
+        "moved-bytes": done.progress.moved_bytes,
+        "leaked-bytes": done.leaked_bytes,
     });
     serde_json::to_string_pretty(&report).unwrap_or_default()
 }

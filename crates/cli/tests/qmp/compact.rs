@@ -177,6 +177,37 @@ fn what_a_client_has_just_discarded_is_cut_off() {
     place.must("qemu-img", &["check", "d"]);
 }
 
+/// What a kill has leaked keeps the file long, and the job says so.
+#[test]
+fn leaked_clusters_that_keep_the_file_long_are_told() {
+    let place = Place::new();
+    place.img("create -q -f qcow2 d 64M");
+    let mut daemon = start(&place);
+    let writes: Vec<String> = (0..24).map(|n| format!("write -q {n}M 1M")).collect();
+    let mut commands: Vec<&str> = writes.iter().map(String::as_str).collect();
+    commands.push("flush");
+    place.io(URI, &commands);
+    daemon.kill();
+    let mut daemon = start(&place);
+    let arguments = json!({"job-id": "c", "device": "d", "auto-dismiss": false});
+    daemon.must("x-vellum-compact", arguments);
+    daemon.wait("c", "concluded");
+    let jobs = daemon.must("query-jobs", json!({}));
+    let why = jobs[0]["error"].as_str().expect("a reason");
+    assert!(why.contains("leaked clusters"), "{why}");
+    assert!(why.contains("vellum check -r leaks"), "{why}");
+    daemon.end();
+    let vellum = env!("CARGO_BIN_EXE_vellum");
+    let said = place.must(vellum, &["compact", "d"]);
+    assert!(said.contains("leaked clusters"), "{said}");
+    place.must(vellum, &["check", "-q", "-r", "leaks", "d"]);
+    let said = place.must(vellum, &["compact", "d"]);
+    assert!(!said.contains("leaked clusters"), "{said}");
+    place.must("qemu-img", &["check", "d"]);
+    let bytes = len_bytes(&place);
+    assert!(bytes < 25 * MIB, "{bytes}");
+}
+
 #[test]
 fn a_job_that_is_cancelled_leaves_a_whole_image() {
     let place = full_of_gaps();

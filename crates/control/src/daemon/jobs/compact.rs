@@ -71,8 +71,11 @@ impl Work for Compact {
             return Ok(CopyOutcome::All);
         };
         let progress = |done_bytes, total_bytes| job.set_progress(done_bytes, total_bytes);
-        let (outcome, _) = compact(image, &job.control, progress).await?;
-        Ok(outcome)
+        let done = compact(image, &job.control, progress).await?;
+        match done.leaks_text(image.header().geometry().cluster_size_bytes()) {
+            Some(why) => Err(Error::new(ErrorKind::InvalidImage, "compact", why)),
+            None => Ok(done.outcome),
+        }
     }
 
     async fn conclude(&mut self, _job: &Job) -> Result<()> {

@@ -183,6 +183,13 @@ impl Commits {
         lists.not_durable.push(dropped);
     }
 
+    /// How many clusters the mapping has dropped that are still counted.
+    pub(crate) fn dropped_clusters(&self) -> u64 {
+        let lists = self.lists();
+        let all = [&lists.not_durable, &lists.durable, &lists.quiescing];
+        all.into_iter().flatten().map(|run| run.count).sum()
+    }
+
     /// What is dropped on disk and no request reads any more; what was dropped since waits
     /// for those that read now. `None`: some still read.
     pub(super) fn take_quiescent(&self, readers: &Epochs) -> Option<Vec<DroppedRun>> {

@@ -45,6 +45,7 @@ use vellum_io::{Error, ErrorKind, Io, Result};
 use crate::qcow2::alloc::below::LowestFirst;
 use crate::qcow2::device::Qcow2;
 use crate::qcow2::image::Image;
+use crate::qcow2::survey::{HostCell, SurveyOptions, survey};
 use pass::{Moved, Next, Pass};
 
 /// A file that is longer than what is used of it by no more than one part in so many is short enough.
@@ -205,6 +206,33 @@ impl Compaction {
     /// What was done so far.
     pub fn progress(&self) -> CompactionProgress {
         self.progress
+    }
+
+    /// How many bytes are counted as used although nothing leads to them. A crash has left them, and
+    /// they keep the file long: only a check of an image that is not in use gives them back. What
+    /// guests allocate or give up meanwhile is not counted, so it may be less for a busy disk.
+    ///
+    /// # Errors
+    /// What reading and writing report, and what [`survey`] refuses.
+    pub async fn leaked_bytes(&self) -> Result<u64> {
+        let image = self.image.clone();
+        let handed_out = image.allocator.state().handed_out;
+        let settled = image.start_change(|image| async move {
+            image.allocator.empty_reserve().await?;
+            image.settle().await
+        });
+        settled.await?;
+        let found = survey(image.file.clone(), &SurveyOptions::default().cells(1)).await?;
+        let led_to: u64 = found.host.iter().map(HostCell::used_bytes).sum();
+        let allocator = image.allocator.clone();
+        let counted = Io::start(async move { allocator.used_clusters().await }).await?;
+        let allocating = {
+            let state = image.allocator.state();
+            state.reserve.clusters() + state.handed_out - handed_out
+        };
+        let moving = allocating + image.commits.dropped_clusters();
+        let cluster_bytes = image.geometry.cluster_size_bytes();
+        Ok((counted.saturating_sub(moving) * cluster_bytes).saturating_sub(led_to))
     }
 
     /// Begins the next pass, if there is one to be made.
