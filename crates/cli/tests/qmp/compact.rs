@@ -182,7 +182,7 @@ fn what_a_client_has_just_discarded_is_cut_off() {
 fn leaked_clusters_that_keep_the_file_long_are_told() {
     let place = Place::new();
     place.img("create -q -f qcow2 d 64M");
-    let mut daemon = start(&place);
+    let daemon = start(&place);
     let writes: Vec<String> = (0..24).map(|n| format!("write -q {n}M 1M")).collect();
     let mut commands: Vec<&str> = writes.iter().map(String::as_str).collect();
     commands.push("flush");
