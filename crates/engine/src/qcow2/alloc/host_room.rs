@@ -32,7 +32,8 @@ const REMEMBERED: usize = 64;
 #[derive(Debug)]
 pub(crate) struct HostRoom {
     chunk_bytes: u64,
-    /// Where chunks begin that have their room, each in the place of its number; 0: none does.
+    /// Where chunks begin that have their room, each in the place of its number; 0, where the
+    /// header lies: none does.
     have: [AtomicU64; REMEMBERED],
 }
 
@@ -109,22 +110,23 @@ mod tests {
     #[test]
     fn room_is_set_aside_once_until_it_is_forgotten() {
         let geometry = Geometry::new(3, 21, false, 4, false).expect("valid");
-        let small = SmallStorage::new(Arc::new(MemStorage::with_bytes(vec![0; 100 << 10])));
+        let small = SmallStorage::new(Arc::new(MemStorage::with_bytes(vec![0; 164 << 10])));
         small.set_left_bytes(Some(68 << 10));
         let file: Arc<dyn Storage> = small.clone();
         let room = HostRoom::new(&geometry);
-        assert!(!room.is_there(5000));
-        block_on(room.set_aside(&file, 5000)).expect("there is room");
-        assert!(room.is_there(65535) && !room.is_there(65536));
+        let (first, second) = (64 << 10, 128 << 10);
+        assert!(!room.is_there(first + 5000));
+        block_on(room.set_aside(&file, first + 5000)).expect("there is room");
+        assert!(room.is_there(second - 1) && !room.is_there(second));
         assert_eq!(small.left_bytes(), Some(4096));
-        let full = block_on(room.set_aside(&file, 65536)).unwrap_err();
+        let full = block_on(room.set_aside(&file, second)).unwrap_err();
         assert_eq!(full.kind(), ErrorKind::NoSpace);
-        assert!(!room.is_there(65536));
+        assert!(!room.is_there(second));
         // No further than to the end of the file.
         small.set_left_bytes(Some(36 << 10));
-        block_on(room.set_aside(&file, 65536)).expect("there is room");
-        assert_eq!(file.len_bytes().expect("a length"), 100 << 10);
-        room.forget(0..4096);
-        assert!(!room.is_there(5000) && room.is_there(65536));
+        block_on(room.set_aside(&file, second)).expect("there is room");
+        assert_eq!(file.len_bytes().expect("a length"), 164 << 10);
+        room.forget(first..first + 4096);
+        assert!(!room.is_there(first + 5000) && room.is_there(second));
     }
 }
