@@ -469,7 +469,7 @@ async fn refcounts(
 
 async fn assemble(
     file: Arc<dyn Storage>,
-    (data, encryption): (Arc<dyn Storage>, GuestEncryption),
+    (unguarded_data, encryption): (Arc<dyn Storage>, GuestEncryption),
     beside: Beside,
     header: Header,
     snapshots: SnapshotTable,
@@ -484,7 +484,6 @@ async fn assemble(
     let lazy = lazy.map_err(|error| error.target(file.name()))?;
     let codec = codec(&file, &header, options)?;
     let overlap = OverlapMap::new(options.overlap_checks, &header);
-    let unguarded_data = data;
     let data = GuardedData::around(unguarded_data.clone(), &geometry, &overlap);
     let listener = file.event_listener();
     let is_watched = listener.is_some();
