@@ -212,8 +212,7 @@ What there is, each made in the order given:
                              a node to serve, under the node's name if no other is given
   --export [type=]fuse,id=ID,node-name=NAME,mountpoint=FILE[,writable=on][,growable=on]
            [,allow-other=on|off|auto][,io-uring=on|off|auto][,writethrough=on]
-           [,on-full=wait]
-                             a node to show as a regular file, which must exist
+           [,on-full=wait]   a node to show as a regular file, which must exist
   --export [type=]vhost-user-blk,id=ID,node-name=NAME,addr.type=unix,addr.path=PATH
            [,writable=on][,num-queues=N][,logical-block-size=N][,serial=TEXT]
            [,writethrough=on][,poll-max-ns=N][,iothread=ID][,on-full=wait]

@@ -164,6 +164,19 @@ fn the_numbers_are_true() {
         f64::from(1 << 20)
     );
     assert!(value(r#"vellum_node_allocated_bytes{node="d",driver="qcow2"}"#) > 0.0);
+    assert!(value("vellum_uptime_seconds") > 0.0);
+    served.daemon.kill();
+}
+
+#[test]
+fn where_space_goes_is_told_as_it_was_surveyed() {
+    let served = busy();
+    let text = scrape(&served);
+    let samples = samples(&text);
+    let value = |name: &str| {
+        let found = samples.get(name);
+        *found.unwrap_or_else(|| panic!("{name} is not in\n{text}"))
+    };
     let space = served.must("GET", "/v1/disks/d/space", Value::Null);
     for (metric, key) in [
         ("vellum_disk_base_bytes", "base-bytes"),
@@ -178,7 +191,6 @@ fn the_numbers_are_true() {
     let host = served.must("GET", "/v1/host", Value::Null);
     assert_eq!(host["surveyed-disks"], 1, "{host}");
     assert_eq!(host["base-bytes"], space["base-bytes"], "{host}");
-    assert!(value("vellum_uptime_seconds") > 0.0);
     served.daemon.kill();
 }
 

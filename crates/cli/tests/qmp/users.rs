@@ -103,32 +103,10 @@ impl Client {
     }
 }
 
-/// What Proxmox's library tells a daemon, with the answers, and what the export shows.
-fn serve_as_proxmox(real: bool, aio: &str) -> Vec<Value> {
-    let place = Place::new();
-    std::fs::write(place.path("mounted"), "").expect("a file");
-    let program = match real {
-        true => PathBuf::from(NAME),
-        false => place.path(NAME),
-    };
-    // In the background the real one stands in another folder.
-    let folder = place.folder.path().display();
-    let status = Command::new(program)
-        .current_dir(place.folder.path())
-        .args(["--daemonize", "--pidfile", &format!("{folder}/pid")])
-        .args([
-            "--chardev",
-            &format!("socket,id=qmp,path={folder}/qmp,server=on,wait=off"),
-        ])
-        .args(["--monitor", "chardev=qmp,mode=control"])
-        .status()
-        .expect("the program runs");
-    assert!(status.success());
-    let pid = std::fs::read_to_string(place.path("pid")).expect("a process id");
-    let mut client = Client::connect(&place, "qmp");
+/// What it says of a disk that is a file in `folder`.
+fn proxmox_commands(folder: &str, aio: &str) -> [(&'static str, Value); 3] {
     let cache = json!({"direct": true, "no-flush": false});
-    let mut answers = Vec::new();
-    for (command, arguments) in [
+    [
         (
             "object-add",
             json!({
@@ -180,7 +158,34 @@ fn serve_as_proxmox(real: bool, aio: &str) -> Vec<Value> {
                 "allow-other": "off",
             }),
         ),
-    ] {
+    ]
+}
+
+/// What Proxmox's library tells a daemon, with the answers, and what the export shows.
+fn serve_as_proxmox(real: bool, aio: &str) -> Vec<Value> {
+    let place = Place::new();
+    std::fs::write(place.path("mounted"), "").expect("a file");
+    let program = match real {
+        true => PathBuf::from(NAME),
+        false => place.path(NAME),
+    };
+    // In the background the real one stands in another folder.
+    let folder = place.folder.path().display();
+    let status = Command::new(program)
+        .current_dir(place.folder.path())
+        .args(["--daemonize", "--pidfile", &format!("{folder}/pid")])
+        .args([
+            "--chardev",
+            &format!("socket,id=qmp,path={folder}/qmp,server=on,wait=off"),
+        ])
+        .args(["--monitor", "chardev=qmp,mode=control"])
+        .status()
+        .expect("the program runs");
+    assert!(status.success());
+    let pid = std::fs::read_to_string(place.path("pid")).expect("a process id");
+    let mut client = Client::connect(&place, "qmp");
+    let mut answers = Vec::new();
+    for (command, arguments) in proxmox_commands(&folder.to_string(), aio) {
         answers.push(client.ask(command, arguments));
     }
     let bytes = std::fs::read(place.path("mounted")).expect("a disk");

@@ -150,7 +150,7 @@ impl Check<'_> {
         let word = match self.fix.leaks {
             true => {
                 // Entries that led there are gone for good before the space is.
-                barrier(&*self.file).await?;
+                barrier(self.file).await?;
                 self.file.truncate(self.end_bytes).await?;
                 self.report.leaks_fixed += clusters;
                 "Repairing"
@@ -194,7 +194,7 @@ impl Check<'_> {
                 before = Some(offset);
             }
             if has_changed {
-                barrier(&*self.file).await?;
+                barrier(self.file).await?;
                 self.write_piece(at, &entries).await?;
             }
             at += len;
