@@ -9,7 +9,8 @@ use std::sync::Arc;
 use vellum::io::lane;
 use vellum::luks::Unlocking;
 use vellum::storage::MemStorage;
-use vellum::{BlockDevice, Buffer, Buffers, RequestFlags, Result, Storage, ZeroRequest};
+use vellum::storage::wrap::{Call, Operation, Policy, Wrapped};
+use vellum::{BlockDevice, Buffer, Buffers, Error, Io, RequestFlags, Result, Storage, ZeroRequest};
 use vellum_foreign::ova::Package;
 use vellum_foreign::{Fix, bochs, cloop, dmg, parallels, qcow, qed, vdi, vhdx, vmdk, vpc};
 
@@ -18,6 +19,10 @@ const SIZE_BYTES: u64 = 3 << 20 | 0x600;
 /// How much of a disk is read at a few places, and at most how many extents of it.
 const SAMPLE_BYTES: u64 = 256 << 10;
 const MAX_EXTENTS: usize = 64;
+/// The length that a file may get, in bytes: an image says where its next block lies, and all of the file is
+/// in memory.
+const MAX_FILE_BYTES: u64 = 32 << 20;
+const ENOSPC: i32 = 28;
 const MEND: Fix = Fix {
     leaks: true,
     corruptions: true,
@@ -36,6 +41,31 @@ pub const FORMATS: [&str; 10] = [
     "vmdk",
     "vpc",
 ];
+
+/// A full file system behind [`MAX_FILE_BYTES`].
+#[derive(Debug, Default)]
+struct Full;
+
+impl Policy for Full {
+    fn handle<T: 'static>(&self, call: Call, start: impl FnOnce() -> Io<T> + 'static) -> Io<T> {
+        let end = match call.operation {
+            Operation::Write | Operation::WriteZeroes | Operation::Allocate => {
+                call.offset_bytes.saturating_add(call.len_bytes)
+            }
+            Operation::Truncate => call.offset_bytes,
+            _ => 0,
+        };
+        match end > MAX_FILE_BYTES {
+            true => Io::ready(Err(Error::from_errno("write", ENOSPC))),
+            false => start(),
+        }
+    }
+}
+
+/// A file that holds an image.
+fn file_of(image: &[u8]) -> Arc<dyn Storage> {
+    Wrapped::<Full>::new(Arc::new(MemStorage::with_bytes(image.to_vec())))
+}
 
 /// - Neither opening nor reading, writing, checking or mending panics, hangs, or takes more memory
 ///   than the fuzzer allows.
@@ -61,9 +91,8 @@ pub fn check_image(format: &str, data: &[u8]) {
         assert!(file.snapshot() == image, "the image was written to");
         check(format, file, Fix::default()).await;
         if is_written(format) {
-            let file = Arc::new(MemStorage::with_bytes(image.clone()));
-            write_some(format, file).await;
-            check(format, Arc::new(MemStorage::with_bytes(image)), MEND).await;
+            write_some(format, file_of(&image)).await;
+            check(format, file_of(&image), MEND).await;
         }
     });
 }
@@ -265,7 +294,7 @@ async fn read_range(device: &dyn BlockDevice, start: u64, len_bytes: u64) {
     }
 }
 
-async fn write_some(format: &str, file: Arc<MemStorage>) {
+async fn write_some(format: &str, file: Arc<dyn Storage>) {
     let Ok(device) = open(format, file, false).await else {
         return;
     };

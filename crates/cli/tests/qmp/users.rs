@@ -42,14 +42,22 @@ fn kubevirts_overlays_are_made_alike() {
             json!({"execute": "job-dismiss", "arguments": {"id": "create"}}),
             json!({"execute": "quit"}),
         ];
-        let text: String = messages.iter().map(|one| format!("{one}\n")).collect();
-        daemon.send(&text);
-        let answers: Vec<Value> = messages.iter().map(|_| daemon.answer()).collect();
-        match real {
-            // The real one may stand still where it is told to quit while the job runs.
-            true => daemon.kill(),
-            false => daemon.wait_for_exit(),
+        let mut answers = Vec::new();
+        if real {
+            // It may stand still where it is told to quit while the job runs.
+            for message in &messages {
+                daemon.send(&format!("{message}\n"));
+                answers.push(daemon.answer());
+                if message["execute"] == "blockdev-create" {
+                    daemon.wait("create", "concluded");
+                }
+            }
+        } else {
+            let text: String = messages.iter().map(|one| format!("{one}\n")).collect();
+            daemon.send(&text);
+            answers.extend(messages.iter().map(|_| daemon.answer()));
         }
+        daemon.wait_for_exit();
         let info = place.must("qemu-img", &["info", "-U", "--output=json", "overlay"]);
         let info: Value = serde_json::from_str(&info).expect("JSON");
         let data = info["format-specific"]["data"].clone();
