@@ -107,6 +107,17 @@ impl Leads {
         }
     }
 
+    /// Takes the step from a node out, whose name means another one from now on: who was led there and on
+    /// stays where that led to.
+    fn take(&mut self, node: &str) -> Option<Step> {
+        let taken = self.0.remove(node)?;
+        for step in self.0.values_mut().filter(|step| step.to == node) {
+            step.to.clone_from(&taken.to);
+        }
+        self.0.retain(|from, step| *from != step.to);
+        Some(taken)
+    }
+
     /// Takes a note back.
     fn take_back(&mut self, from: &str, to: &str) {
         self.0.retain(|one, step| one != from || step.to != to);
@@ -175,7 +186,7 @@ impl Nodes {
 
     /// Takes the step out that users of a node were led: whoever uses it from now on uses it.
     pub(crate) fn take_step(&self, node: &str) -> Option<Step> {
-        self.lock().leads.0.remove(node)
+        self.lock().leads.take(node)
     }
 
     /// Puts it back.
@@ -258,6 +269,30 @@ mod tests {
         leads.forget("over1", &|_| false);
         leads.forget("over2", &|name| name == "disk");
         assert!(leads.nodes().is_empty());
+    }
+
+    #[test]
+    fn a_name_that_another_node_gets_leads_nobody_to_it() {
+        let mut leads = Leads::default();
+        note(&mut leads, "disk", "over1");
+        note(&mut leads, "over1", "over2");
+        leads.forget("over1", &|_| false);
+        // Another node is called so from now on, and may go again.
+        assert_eq!(
+            leads.take("over1").map(|step| step.to).as_deref(),
+            Some("over2")
+        );
+        assert_eq!((leads.of("disk"), leads.of("over1")), (Some("over2"), None));
+        leads.forget("over1", &|_| true);
+        assert_eq!(leads.of("disk"), Some("over2"));
+        // Users go there in the end, and on.
+        note(&mut leads, "over2", "over1");
+        note(&mut leads, "over1", "over3");
+        assert_eq!(leads.of("disk"), Some("over3"));
+        // Who was led back where they were is not led anywhere.
+        note(&mut leads, "over3", "disk");
+        leads.take("over3");
+        assert_eq!(leads.of("disk"), None);
     }
 
     #[test]

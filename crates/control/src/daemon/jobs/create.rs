@@ -2,10 +2,12 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::{Either, select};
 
 use vellum::{Result, Storage};
+use vellum_io::lane;
 use vellum_jobs::live::CopyOutcome;
 
 use super::{Job, Work};
@@ -165,12 +167,19 @@ impl Create {
     }
 }
 
+/// How long a creation goes on that was cancelled.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 impl Work for Create {
     async fn run(&mut self, job: &Job) -> Result<CopyOutcome> {
         job.set_progress(0, 1);
         let made = {
-            // A server may take as long as it likes to answer.
-            let cancelled = job.until(Job::is_cancelled);
+            // A server may take as long as it likes to answer. What is nearly made is made: who sends all
+            // commands at once, the end of the program too, finds the image.
+            let cancelled = async {
+                job.until(Job::is_cancelled).await;
+                lane::sleep(PATIENCE).await;
+            };
             match select(pin!(self.make()), pin!(cancelled)).await {
                 Either::Left((made, _)) => made,
                 Either::Right(_) => return Ok(CopyOutcome::GivenUp),

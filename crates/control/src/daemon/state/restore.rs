@@ -11,7 +11,9 @@ use std::rc::Rc;
 
 use serde_json::{Map, Value, json};
 
-use super::described::{below, bottom_up, cannot_stand, image_below, place, stands_on};
+use super::described::{
+    below, bottom_up, cannot_stand, image_below, place, shows_the_same, stands_on,
+};
 use super::members;
 use crate::Nodes;
 use crate::daemon::commands::object_type;
@@ -184,6 +186,35 @@ impl SavedState {
         !self.config.contains_key(&key.to_string()) && wanted.get(&key).is_none()
     }
 
+    /// Why a node cannot come back under its name: a configuration has given that to a disk with another
+    /// image, which whoever used the node would be shown.
+    fn name_is_taken(
+        &self,
+        node: &Map<String, Value>,
+        wanted: &Parts,
+        nodes: &Nodes,
+    ) -> Option<String> {
+        let name = node.get("node-name")?.as_str()?;
+        let key = PartKey::new(PartKind::Disk, name);
+        if wanted.get(&key).is_none() || self.config.contains_key(&key.to_string()) {
+            return None;
+        }
+        let leads_here = |step: &Value| step.get("to").unwrap_or(step).as_str() == Some(name);
+        let stands_here = |above: &Map<String, Value>| below(above) == Some(name);
+        let is_used = self.led.values().any(leads_here)
+            || self.exports.iter().any(|export| export.node == name)
+            || self.nodes.iter().any(stands_here);
+        let mut now = nodes.descriptions(None).into_iter();
+        let (_, now) = now.find(|(one, _)| is_used && one == name)?;
+        let is_same = shows_the_same(node, now.as_object()?);
+        (!is_same).then(|| {
+            format!(
+                "'{name}' is another disk than the node that clients have made under that name and that is \
+                 in use: call the disk otherwise, or move the state file away"
+            )
+        })
+    }
+
     /// Whether the image that a node stands on now is the one that has that name in the file.
     fn is_the_same_image(&self, name: &str, now: &BTreeMap<String, Value>) -> bool {
         let same = || {
@@ -314,7 +345,11 @@ impl Daemon {
             let gone = stands_on(node, &lost).map(|gone| cannot_stand(&name, gone));
             let is_there = nodes.contains(&name);
             if !saved.is_own(PartKind::Disk, &name, wanted) || is_there {
-                if let Some(text) = gone.filter(|_| is_there) {
+                let taken = saved.name_is_taken(node, wanted, nodes);
+                if let Some(text) = taken.clone().filter(|_| !keeps_lost) {
+                    return Err(message(text));
+                }
+                if let Some(text) = gone.filter(|_| is_there).or(taken) {
                     // It is another disk so.
                     told.push(text);
                     lost.insert(name);
