@@ -9,10 +9,10 @@ use std::sync::Arc;
 use vellum::io::lane;
 use vellum::luks::Unlocking;
 use vellum::storage::MemStorage;
-use vellum::storage::wrap::{Call, Operation, Policy, Wrapped};
 use vellum::{BlockDevice, Buffer, Buffers, Error, Io, RequestFlags, Result, Storage, ZeroRequest};
 use vellum_foreign::ova::Package;
 use vellum_foreign::{Fix, bochs, cloop, dmg, parallels, qcow, qed, vdi, vhdx, vmdk, vpc};
+use vellum_storage::wrap::{Call, Operation, Policy, Wrapped};
 
 /// The size of disks that are changed.
 const SIZE_BYTES: u64 = 3 << 20 | 0x600;

@@ -54,7 +54,7 @@ pub fn check_monitor(data: &[u8]) {
             options.set_text("driver", "null-co");
             options.set_text("node-name", name);
             options.set_text("size", "1M");
-            daemon.nodes.add(options).await.expect("nothing");
+            daemon.add_node(options).await.expect("nothing");
         }
         let mut clients = vec![Client::connect(&daemon)];
         let mut rest = data;

@@ -38,7 +38,7 @@ pub fn check_qmp(data: &[u8]) {
             options.set_text("driver", "null-co");
             options.set_text("node-name", name);
             options.set_text("size", "1M");
-            daemon.nodes.add(options).await.expect("nothing");
+            daemon.add_node(options).await.expect("nothing");
         }
         let mut session = Session::default();
         let mut messages = Messages::new();
