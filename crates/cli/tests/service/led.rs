@@ -82,6 +82,53 @@ fn users_are_where_several_snapshots_have_led_them_after_a_start() {
     }
 }
 
+#[test]
+fn a_new_node_with_the_name_of_an_overlay_that_is_gone_gets_nobodys_users() {
+    let place = place("", &["rw"]);
+    place.must(VELLUM, &["create", "-q", "-f", "qcow2", "new", "8M"]);
+    let (service, mut client) = serve(&place);
+    snapshot(&mut client, "a", "over");
+    snapshot(&mut client, "over", "above");
+    place.io("rw", &["write -q -P 2 0 64k", "flush"]);
+    client.must("block-stream", json!({"job-id": "j", "device": "above"}));
+    client.event("BLOCK_JOB_COMPLETED");
+    client.must("blockdev-del", json!({"node-name": "over"}));
+    let new = json!({"driver": "qcow2", "node-name": "over",
+                     "file": {"driver": "file", "filename": "new"}});
+    client.must("blockdev-add", new);
+    drop(client);
+    service.kill();
+    let (service, mut client) = serve(&place);
+    assert_eq!(shown(&mut client)["rw"], "above");
+    place.io("rw", &["read -q -P 2 0 64k"]);
+    drop(client);
+    service.kill();
+}
+
+#[test]
+fn a_disk_of_the_file_with_the_name_of_an_overlay_in_use_is_refused() {
+    let place = place("", &["rw"]);
+    place.must(VELLUM, &["create", "-q", "-f", "qcow2", "other", "8M"]);
+    let (service, mut client) = serve(&place);
+    snapshot(&mut client, "a", "over");
+    drop(client);
+    service.kill();
+    let other = "[[disk]]\nname = 'over'\nimage = 'other'\nformat = 'qcow2'\n";
+    place.write("disks.toml", &format!("{}{other}", disk("", &["rw"])));
+    let words = ["daemon", "--config", "disks.toml", "--state", "state"];
+    let refused = place.output(VELLUM, &words);
+    assert!(!refused.status.success());
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("'over' is another disk"), "{said}");
+    // Called otherwise it is one more disk.
+    let renamed = other.replace("'over'", "'more'");
+    place.write("disks.toml", &format!("{}{renamed}", disk("", &["rw"])));
+    let (service, mut client) = serve(&place);
+    assert_eq!(shown(&mut client)["rw"], "over");
+    drop(client);
+    service.kill();
+}
+
 /// Nobody but the file of disks has said anything of them.
 #[test]
 fn limits_come_and_go_while_the_daemon_is_away() {
