@@ -186,8 +186,8 @@ fn a_thread_may_end_with_requests_in_flight() {
     });
 }
 
-#[test]
-fn more_requests_than_the_ring_holds() {
+/// Runs a test in a thread whose ring takes two requests at a time, with the path of a new file and that file.
+fn on_a_small_ring(test: fn(&Path, Arc<Descriptor>)) {
     let options = LaneOptions {
         backend: Backend::IoUring,
         ring_entries: 2,
@@ -196,7 +196,15 @@ fn more_requests_than_the_ring_holds() {
     let thread = std::thread::spawn(move || {
         lane::install(&options).unwrap();
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let file = create(&folder.path().join("file"), 0);
+        let path = folder.path().join("file");
+        test(&path, create(&path, 0));
+    });
+    thread.join().unwrap();
+}
+
+#[test]
+fn more_requests_than_the_ring_holds() {
+    on_a_small_ring(|path, file| {
         block_on(async {
             let writes = (0..500).map(|n| {
                 let buffers = Buffers::from_buf([Buffer::copy_of(&[n as u8; 512])]);
@@ -206,24 +214,14 @@ fn more_requests_than_the_ring_holds() {
                 write.unwrap();
             }
         });
-        let len_bytes = std::fs::metadata(folder.path().join("file")).unwrap().len();
-        assert_eq!(len_bytes, 500 * 512);
+        assert_eq!(std::fs::metadata(path).unwrap().len(), 500 * 512);
     });
-    thread.join().unwrap();
 }
 
 /// Idle clients may be many more than requests on a disk that the kernel is given at a time.
 #[test]
 fn any_number_of_waits_leave_room_for_requests() {
-    let options = LaneOptions {
-        backend: Backend::IoUring,
-        ring_entries: 2,
-        ..LaneOptions::default()
-    };
-    let thread = std::thread::spawn(move || {
-        lane::install(&options).unwrap();
-        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let file = create(&folder.path().join("file"), 0);
+    on_a_small_ring(|_, file| {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         block_on(async {
             let waits: Vec<_> = (0..3000)
@@ -240,7 +238,6 @@ fn any_number_of_waits_leave_room_for_requests() {
             }
         });
     });
-    thread.join().unwrap();
 }
 
 /// Has the kernel refuse io_uring to the calling thread, as containers do.
