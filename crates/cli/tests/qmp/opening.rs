@@ -91,6 +91,13 @@ fn use_beside(daemon: &mut Daemon, place: &Place) {
     assert!(begun.elapsed() < SOON, "others wait: {:?}", begun.elapsed());
 }
 
+/// Waits for a daemon that was told to end when that `begun`.
+fn assert_ends_soon(daemon: &mut Daemon, begun: Instant) {
+    daemon.wait_for_exit();
+    let took = begun.elapsed();
+    assert!(took < SOON, "the end takes {took:?}");
+}
+
 /// Ends a daemon, which does not wait for what one of its clients waits for.
 fn end_soon(mut daemon: Daemon, other: &mut Monitor) {
     let begun = Instant::now();
@@ -101,12 +108,7 @@ fn end_soon(mut daemon: Daemon, other: &mut Monitor) {
         "{refused}"
     );
     daemon.answer();
-    daemon.wait_for_exit();
-    assert!(
-        begun.elapsed() < SOON,
-        "the end takes {:?}",
-        begun.elapsed()
-    );
+    assert_ends_soon(&mut daemon, begun);
 }
 
 #[test]
@@ -271,12 +273,7 @@ fn an_image_that_is_made_on_a_silent_server_does_not_hold_the_end_up() {
     use_beside(&mut daemon, &place);
     let begun = Instant::now();
     place.must("kill", &["-TERM", &daemon.child.id().to_string()]);
-    daemon.wait_for_exit();
-    assert!(
-        begun.elapsed() < SOON,
-        "the end takes {:?}",
-        begun.elapsed()
-    );
+    assert_ends_soon(&mut daemon, begun);
 }
 
 /// A key that takes seconds to find out is nobody else's business either.
