@@ -166,7 +166,10 @@ impl Image {
 
     /// Does `work` while nobody else changes anything: requests that have begun are
     /// over, all they did is durable, and what the mapping has dropped is free.
-    async fn exclusively<T>(self: &Arc<Self>, work: impl Future<Output = Result<T>>) -> Result<T> {
+    pub(in crate::qcow2) async fn exclusively<T>(
+        self: &Arc<Self>,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
         self.begin_change("snapshot").await?;
         let _one = self.resizing.lock().await;
         let _unpacked = self.compressed_writes.placing.write().await;
