@@ -192,8 +192,12 @@ async fn until_short(setup: &Setup, policy: &Value) {
         if told.get("job").is_some() {
             continue;
         }
+        // What failed, was cancelled or is in the way now may be over the next time.
         if told.get("error").is_some() {
-            break;
+            match setup.faulty {
+                true => return,
+                false => continue,
+            }
         }
         if is_within(&told, "layers", "max-layers")
             && is_within(&told, "overlay-bytes", "max-overlay-bytes")

@@ -129,6 +129,18 @@ impl Allocator {
         }))
     }
 
+    /// As [`Self::used_clusters`], of those alone that somebody has asked for. For whoever holds back
+    /// all that allocate or give up.
+    ///
+    /// # Errors
+    /// When the refcounts cannot be read, or a count is zero already.
+    pub(crate) async fn settled_used_clusters(&self) -> Result<u64> {
+        // What counts ahead in the background comes to its end.
+        let _one = self.growing.lock().await;
+        self.empty_reserve().await?;
+        self.used_clusters().await
+    }
+
     /// How many clusters are counted as used.
     ///
     /// # Errors

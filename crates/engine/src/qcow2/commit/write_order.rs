@@ -102,6 +102,7 @@ pub(super) struct DeferredFrees {
     pub(super) durable: Vec<DroppedRun>,
     /// As `durable`, since before the last turn of the readers' generations.
     pub(super) quiescing: Vec<DroppedRun>,
+    ever_dropped_clusters: u64,
 }
 
 impl DeferredFrees {
@@ -173,6 +174,7 @@ impl Commits {
     /// Notes that the mapping in memory has dropped a run of clusters.
     pub(crate) fn defer_free(&self, dropped: DroppedRun) {
         let mut lists = self.lists();
+        lists.ever_dropped_clusters += dropped.count;
         if let Some(last) = lists.not_durable.last_mut() {
             let adjacent = last.start.index() + last.count == dropped.start.index();
             if adjacent && last.reason == dropped.reason {
@@ -183,11 +185,9 @@ impl Commits {
         lists.not_durable.push(dropped);
     }
 
-    /// How many clusters the mapping has dropped that are still counted.
-    pub(crate) fn dropped_clusters(&self) -> u64 {
-        let lists = self.lists();
-        let all = [&lists.not_durable, &lists.durable, &lists.quiescing];
-        all.into_iter().flatten().map(|run| run.count).sum()
+    /// How many clusters the mapping has dropped since the image was opened.
+    pub(crate) fn ever_dropped_clusters(&self) -> u64 {
+        self.lists().ever_dropped_clusters
     }
 
     /// What is dropped on disk and no request reads any more; what was dropped since waits

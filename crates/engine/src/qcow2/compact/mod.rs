@@ -212,50 +212,29 @@ impl Compaction {
     /// they keep the file long: only a check of an image that is not in use gives them back. What
     /// guests allocate or give up meanwhile is not counted, so it may be less for a busy disk.
     ///
+    /// It waits for requests that have begun, and others wait for it a moment: a cluster that one of them
+    /// has allocated, and not mapped yet, looks as if it had leaked.
+    ///
     /// # Errors
     /// What reading and writing report, and what [`survey`] refuses.
     pub async fn leaked_bytes(&self) -> Result<u64> {
-        let image = &self.image;
-        let settled = image.start_change(|image| async move {
-            let handed_out = image.allocator.state().handed_out;
-            image.allocator.empty_reserve().await?;
-            image.settle().await?;
-            Ok(handed_out)
-        });
-        let suspected = self.unreferenced_bytes(settled.await?).await?;
-        if suspected == 0 {
-            return Ok(0);
-        }
-        // A cluster that a request has allocated, and not mapped yet, looks the same: all that have
-        // begun are waited for, which guests notice.
-        let settled = image.start_change(|image| async move {
-            let allocator = image.allocator.clone();
+        let counted = self.image.start_change(|image| async move {
             let counting = async {
-                allocator.empty_reserve().await?;
-                Ok(allocator.state().handed_out)
+                let used = image.allocator.settled_used_clusters().await?;
+                Ok((used, image.commits.ever_dropped_clusters()))
             };
-            image.exclusively(counting).await
+            let counted = image.exclusively(counting).await?;
+            // New refcount blocks are led to on disk as well.
+            image.settle().await?;
+            Ok(counted)
         });
-        self.unreferenced_bytes(settled.await?).await
-    }
-
-    /// What is counted and not led to. Not among it is what was allocated since the allocator had handed
-    /// out `handed_out` clusters, nor what is being given back.
-    async fn unreferenced_bytes(&self, handed_out: u64) -> Result<u64> {
         let image = &self.image;
+        let (used, ever_dropped) = counted.await?;
         let found = survey(image.file.clone(), &SurveyOptions::default().cells(1)).await?;
         let led_to: u64 = found.host.iter().map(HostCell::used_bytes).sum();
-        let allocator = image.allocator.clone();
-        let counted = Io::start(async move { allocator.used_clusters().await }).await?;
-        let moving = {
-            let state = image.allocator.state();
-            let deferred = &state.deferred_decrements;
-            let deferred: u64 = deferred.iter().map(|run| run.end - run.start).sum();
-            state.reserve.clusters() + deferred + state.handed_out - handed_out
-        };
-        let moving = moving + image.commits.dropped_clusters();
-        let cluster_bytes = image.geometry.cluster_size_bytes();
-        Ok((counted.saturating_sub(moving) * cluster_bytes).saturating_sub(led_to))
+        let dropped_since = image.commits.ever_dropped_clusters() - ever_dropped;
+        let stayed = used.saturating_sub(dropped_since);
+        Ok((stayed * image.geometry.cluster_size_bytes()).saturating_sub(led_to))
     }
 
     /// Begins the next pass, if there is one to be made.
