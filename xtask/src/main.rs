@@ -1,5 +1,5 @@
 //! The chores of this repository: `cargo xtask TASK`. Each module is one task, but for `process`,
-//! `workspace`, `checksum`, `guest` and `random`, which tasks use.
+//! `workspace`, `checksum`, `guest`, `monitor` and `random`, which tasks use.
 
 mod api;
 mod bench;
@@ -13,6 +13,7 @@ mod guest;
 mod interleavings;
 mod iotests;
 mod kills;
+mod monitor;
 mod package;
 mod process;
 mod random;
@@ -40,6 +41,8 @@ usage: cargo xtask TASK [ARGUMENTS]
                              an export of ours beside QEMU's
   bench convert [--quick] [--rounds N] [--only WORD]... [--vellum PROGRAM]
                              other formats, from and to, beside qemu-img
+  bench beside [--quick] [--seconds N] [--rounds N] [--only WORD]... [--vellum PROGRAM]
+                             a disk with one request at a time beside one with hundreds
   bench fair [--disks N] [--seconds N] [--rounds N] [--only WORD]... [--vellum PROGRAM]
                              many disks under load beside a job with a limit: how even they
                              fare, and whether the limit is kept
@@ -59,7 +62,7 @@ usage: cargo xtask TASK [ARGUMENTS]
                              what lanes share, with every thread's turns decided by a seed
   torture --minutes N | --rounds N [--seed S] [--jobs N] [--vellum PROGRAM | --real]
                              servers killed in the middle of everything; --real tortures QEMU's
-  kills [--times N] [--seed S] [--queues N] [--raw] [--vellum PROGRAM]
+  kills [--times N] [--moves N] [--seed S] [--queues N] [--raw] [--vellum PROGRAM]
                              a real guest on vhost-user-blk whose daemon is killed N times
   golden                     make tests/golden anew with the real qemu-img
 ";

@@ -7,19 +7,19 @@
 //! on images of its own that are as the other's.
 
 use std::fmt;
-use std::io::{BufRead, BufReader, Write as _};
-use std::os::unix::net::UnixStream;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::MEMORY_FOLDER;
 use super::load::BLOCK_BYTES;
 use super::options::Options;
 use super::report::median;
+use crate::monitor::Monitor;
 use crate::process::{self, Daemon, ShortPath};
 use crate::random::Random;
 use crate::setup;
@@ -33,8 +33,6 @@ const JOB_BYTES_PER_SECOND: u64 = 8 * MIB;
 /// How long everything runs before it is measured.
 const WARM: Duration = Duration::from_secs(2);
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// A command that is not answered for so long never is.
-const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 const GOLDEN: &str = "golden.qcow2";
 const COPY: &str = "copy.qcow2";
@@ -190,9 +188,9 @@ fn measure(server: &Server, place: &Place, options: &Options) -> Result<Measured
     });
     monitor.ask("blockdev-backup", job)?;
     std::thread::sleep(WARM);
-    let (begun, before) = (Instant::now(), monitor.job_bytes()?);
+    let (begun, before) = (Instant::now(), dealt_bytes(&mut monitor)?);
     std::thread::sleep(Duration::from_secs_f64(seconds));
-    let (elapsed, after) = (begun.elapsed(), monitor.job_bytes()?);
+    let (elapsed, after) = (begun.elapsed(), dealt_bytes(&mut monitor)?);
     ensure!(fio.wait()?.success(), "fio has failed");
     let said = std::fs::read_to_string(place.folder.join(REPORT))?;
     monitor.ask(
@@ -318,50 +316,11 @@ fn read_report(said: &str) -> Result<(f64, Vec<f64>)> {
     Ok((per_second, p99_ms))
 }
 
-/// A client of QMP.
-struct Monitor {
-    input: UnixStream,
-    output: BufReader<UnixStream>,
-}
-
-impl Monitor {
-    fn connect(socket: &str) -> Result<Monitor> {
-        let input = UnixStream::connect(socket)?;
-        input.set_read_timeout(Some(ANSWER_LIMIT))?;
-        let output = BufReader::new(input.try_clone()?);
-        let mut monitor = Monitor { input, output };
-        monitor.next()?;
-        monitor.ask("qmp_capabilities", json!({}))?;
-        Ok(monitor)
-    }
-
-    fn next(&mut self) -> Result<Value> {
-        let mut line = String::new();
-        let len_bytes = self.output.read_line(&mut line)?;
-        ensure!(len_bytes > 0, "the daemon has ended");
-        Ok(serde_json::from_str(&line)?)
-    }
-
-    fn ask(&mut self, command: &str, arguments: Value) -> Result<Value> {
-        let request = json!({"execute": command, "arguments": arguments});
-        writeln!(self.input, "{request}")?;
-        loop {
-            let mut answer = self.next()?;
-            if answer.get("error").is_some() {
-                bail!("{command}: {}", answer["error"]["desc"]);
-            }
-            if answer.get("return").is_some() {
-                return Ok(answer["return"].take());
-            }
-        }
-    }
-
-    /// How many bytes the only job has dealt with.
-    fn job_bytes(&mut self) -> Result<u64> {
-        let jobs = self.ask("query-block-jobs", json!({}))?;
-        let offset = jobs[0]["offset"].as_u64();
-        offset.context("the job has ended: give it a larger disk")
-    }
+/// How many bytes the only job has dealt with.
+fn dealt_bytes(monitor: &mut Monitor) -> Result<u64> {
+    let jobs = monitor.ask("query-block-jobs", json!({}))?;
+    let offset = jobs[0]["offset"].as_u64();
+    offset.context("the job has ended: give it a larger disk")
 }
 
 #[cfg(test)]

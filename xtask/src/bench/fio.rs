@@ -6,7 +6,6 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::load::{BLOCK_BYTES, Load};
-use super::server::NBD_NAME;
 use crate::process;
 
 /// What fio came to.
@@ -32,8 +31,8 @@ pub fn load_file(file: &Path, load: &Load) -> Result<Counted> {
 }
 
 /// Loads an export of NBD, through a connection for each client.
-pub fn load_nbd(socket: &Path, load: &Load) -> Result<Counted> {
-    let uri = format!("--uri=nbd+unix:///{NBD_NAME}?socket={}", socket.display());
+pub fn load_nbd(socket: &Path, name: &str, load: &Load) -> Result<Counted> {
+    let uri = format!("--uri=nbd+unix:///{name}?socket={}", socket.display());
     play("nbd", &uri, &[], load)
 }
 

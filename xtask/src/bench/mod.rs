@@ -7,6 +7,7 @@
 //! that are fastest: an I/O thread that polls where they can have one, and both of their ways to
 //! do I/O. Nothing else should run meanwhile.
 
+mod beside;
 mod blkio;
 mod convert;
 mod fair;
@@ -40,6 +41,14 @@ pub enum Export {
 }
 
 impl Export {
+    fn name(self) -> &'static str {
+        match self {
+            Export::Vhost => "vhost",
+            Export::Fuse => "fuse",
+            Export::Nbd => "nbd",
+        }
+    }
+
     /// What there is several of.
     fn clients(self) -> &'static str {
         match self {
@@ -59,7 +68,20 @@ impl Export {
                 let reads = &[(1, 1), (2, 1), (4, 1), (1, 8), (1, 32), (1, 128), (4, 32)];
                 [reads, FEW]
             }
-            Export::Nbd => [&[(1, 1), (4, 1), (1, 8), (1, 32), (1, 128), (4, 32)], FEW],
+            Export::Nbd => {
+                let reads = &[
+                    (1, 1),
+                    (1, 2),
+                    (1, 8),
+                    (1, 32),
+                    (1, 128),
+                    (4, 1),
+                    (4, 8),
+                    (4, 32),
+                    (4, 128),
+                ];
+                [reads, FEW]
+            }
         }
     }
 
@@ -83,6 +105,7 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
     let export = match kind.to_str() {
         Some("convert") => return convert::run(&Options::parse(arguments)?),
         Some("fair") => return fair::run(&Options::parse(arguments)?),
+        Some("beside") => return beside::run(&Options::parse(arguments)?),
         Some("vhost") => Export::Vhost,
         Some("fuse") => Export::Fuse,
         Some("nbd") => Export::Nbd,
@@ -182,32 +205,44 @@ fn measure_all(row: &mut Row, export: Export, programs: &[Program], round: usize
 /// What one row came to with one program.
 fn measure(row: &Row, export: Export, program: &Program) -> Result<Measured> {
     let folder = tempfile::tempdir()?;
-    let server = Server::start(program, export, row, folder.path())?;
-    let measured = match export {
-        Export::Vhost => measure_queues(row, &server)?,
-        Export::Fuse | Export::Nbd => {
-            let before = server.cpu_seconds()?;
-            let counted = match export {
-                Export::Nbd => fio::load_nbd(&server.socket(), &row.load)?,
-                _ => fio::load_file(&server.file(), &row.load)?,
-            };
-            let used = server.cpu_seconds()? - before;
-            Measured {
-                per_second: counted.requests as f64 / counted.seconds,
-                cpu_us: used * 1e6 / counted.requests as f64,
-            }
+    let server = Server::start(program, export, &[row], folder.path())?;
+    let measured = measure_disk(row, export, &server, 0)?;
+    end(server, program)?;
+    Ok(measured)
+}
+
+/// What a row came to, whose image is one of the server's disks.
+fn measure_disk(row: &Row, export: Export, server: &Server, disk: usize) -> Result<Measured> {
+    if export == Export::Vhost {
+        return measure_queues(row, server, disk);
+    }
+    let before = server.cpu_seconds()?;
+    let counted = match export {
+        Export::Nbd => {
+            let name = server::name_of(disk);
+            fio::load_nbd(&server.socket(export, disk), &name, &row.load)?
         }
+        _ => fio::load_file(&server.file(disk), &row.load)?,
     };
+    let used = server.cpu_seconds()? - before;
+    Ok(Measured {
+        per_second: counted.requests as f64 / counted.seconds,
+        cpu_us: used * 1e6 / counted.requests as f64,
+    })
+}
+
+fn end(server: Server, program: &Program) -> Result<()> {
     if let Err(failure) = server.stop() {
         // QEMU's crashes now and then when it ends; what it did before counts.
         ensure!(program.is_qemu(), "{failure:#}");
         eprintln!("note: {failure:#}");
     }
-    Ok(measured)
+    Ok(())
 }
 
-fn measure_queues(row: &Row, server: &Server) -> Result<Measured> {
-    let client = blkio::Client::connect(&server.socket(), &row.load)?;
+fn measure_queues(row: &Row, server: &Server, disk: usize) -> Result<Measured> {
+    let socket = server.socket(Export::Vhost, disk);
+    let client = blkio::Client::connect(&socket, &row.load)?;
     let warm = row.load.duration / 8;
     let mut cpu = Vec::new();
     let requests = client.run(warm, || cpu.push(server.cpu_seconds()))?;

@@ -10,6 +10,8 @@ usage: cargo xtask bench vhost|fuse|nbd [--quick] [--seconds N] [--rounds N] [--
                          [--format FORMAT]... [--json FILE] [--vellum PROGRAM]
                          [--before PROGRAM | --transports]
        cargo xtask bench convert [--quick] [--rounds N] [--only WORD]... [--vellum PROGRAM]
+       cargo xtask bench beside [--quick] [--seconds N] [--rounds N] [--only WORD]...
+                         [--vellum PROGRAM]
        cargo xtask bench fair [--disks N] [--seconds N] [--rounds N] [--only WORD]...
                          [--vellum PROGRAM] [--before PROGRAM]";
 

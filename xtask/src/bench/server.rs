@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::Export;
 use super::load::Place;
@@ -13,10 +13,8 @@ use super::report::Row;
 use crate::process::{self, Daemon};
 
 const START_LIMIT: Duration = Duration::from_secs(10);
-/// The name of an export of NBD.
-pub const NBD_NAME: &str = "disk";
-const SOCKET: &str = "socket";
-const FILE: &str = "file";
+/// Where all disks of NBD are served.
+const NBD_SOCKET: &str = "socket";
 /// Clients of `qemu-nbd` at once, at most.
 const CLIENTS_MAX: &str = "16";
 
@@ -85,29 +83,38 @@ impl Program {
 pub struct Server {
     daemon: Option<Daemon>,
     folder: PathBuf,
+    disks: usize,
+}
+
+/// The name of a disk's node and of its export of NBD.
+pub fn name_of(disk: usize) -> String {
+    format!("disk{disk}")
 }
 
 impl Server {
-    /// Serves a row's image in `folder`, which is empty.
-    pub fn start(program: &Program, export: Export, row: &Row, folder: &Path) -> Result<Self> {
+    /// Serves the images of rows in `folder`, which is empty; `qemu-nbd` serves one.
+    pub fn start(program: &Program, export: Export, rows: &[&Row], folder: &Path) -> Result<Self> {
         let mut command = match program {
             Program::Vellum { path, more, .. } => {
                 let mut command = Command::new(path);
                 command.arg("daemon");
-                add_export(&mut command, export, row, None, more);
+                add_exports(&mut command, export, rows, None, more);
                 command
             }
             Program::StorageDaemon(aio) => {
                 let mut command = process::program("qemu-storage-daemon")?;
                 command.args(["--object", "iothread,id=polls"]);
-                add_export(&mut command, export, row, Some(*aio), "");
+                add_exports(&mut command, export, rows, Some(*aio), "");
                 command
             }
             Program::Nbd(aio) => {
+                let [row] = rows else {
+                    bail!("qemu-nbd serves one disk");
+                };
                 let mut command = process::program("qemu-nbd")?;
                 command.args(["--persistent", "--shared", CLIENTS_MAX, "--discard=unmap"]);
-                command.args(["-f", &row.format, "-x", NBD_NAME, "-k"]);
-                command.arg(folder.join(SOCKET));
+                command.args(["-f", &row.format, "-x", &name_of(0), "-k"]);
+                command.arg(folder.join(NBD_SOCKET));
                 command.arg(format!("--aio={}", aio.name()));
                 if row.place.is_direct {
                     command.arg("--cache=none");
@@ -118,25 +125,30 @@ impl Server {
         };
         command.current_dir(folder);
         if export == Export::Fuse {
-            std::fs::File::create(folder.join(FILE))?;
+            for disk in 0..rows.len() {
+                std::fs::File::create(folder.join(file_of(disk)))?;
+            }
         }
         let mut server = Server {
             daemon: Some(Daemon::start(&mut command, &folder.join("log"))?),
             folder: folder.to_owned(),
+            disks: rows.len(),
         };
-        server.wait_until_it_serves(export, row)?;
+        for (disk, row) in rows.iter().enumerate() {
+            server.wait_until_it_serves(export, disk, row)?;
+        }
         Ok(server)
     }
 
-    fn wait_until_it_serves(&mut self, export: Export, row: &Row) -> Result<()> {
+    fn wait_until_it_serves(&mut self, export: Export, disk: usize, row: &Row) -> Result<()> {
         let deadline = Instant::now() + START_LIMIT;
         loop {
             let serves = match export {
                 Export::Fuse => {
-                    let found = std::fs::metadata(self.file());
+                    let found = std::fs::metadata(self.file(disk));
                     found.is_ok_and(|found| found.len() == row.load.disk_bytes)
                 }
-                Export::Vhost | Export::Nbd => self.socket().exists(),
+                Export::Vhost | Export::Nbd => self.socket(export, disk).exists(),
             };
             if serves {
                 return Ok(());
@@ -152,14 +164,17 @@ impl Server {
         }
     }
 
-    /// Where it listens.
-    pub fn socket(&self) -> PathBuf {
-        self.folder.join(SOCKET)
+    /// Where it listens for clients of a disk.
+    pub fn socket(&self, export: Export, disk: usize) -> PathBuf {
+        match export {
+            Export::Nbd => self.folder.join(NBD_SOCKET),
+            _ => self.folder.join(vhost_socket_of(disk)),
+        }
     }
 
-    /// The file on which the disk appears.
-    pub fn file(&self) -> PathBuf {
-        self.folder.join(FILE)
+    /// The file on which a disk appears.
+    pub fn file(&self, disk: usize) -> PathBuf {
+        self.folder.join(file_of(disk))
     }
 
     /// Processor time of all its threads so far, in seconds.
@@ -191,15 +206,42 @@ impl Drop for Server {
     fn drop(&mut self) {
         drop(self.daemon.take());
         // What a server that was killed has left mounted; else there is nothing.
-        let _ = rustix::mount::unmount(self.file(), rustix::mount::UnmountFlags::DETACH);
+        for disk in 0..self.disks {
+            let flags = rustix::mount::UnmountFlags::DETACH;
+            let _ = rustix::mount::unmount(self.file(disk), flags);
+        }
     }
 }
 
-/// The options of a storage daemon: QEMU's with `aio`, or ours with `more` of the export's.
-fn add_export(command: &mut Command, export: Export, row: &Row, aio: Option<Aio>, more: &str) {
-    let image = row.image();
+fn vhost_socket_of(disk: usize) -> String {
+    format!("socket{disk}")
+}
+
+fn file_of(disk: usize) -> String {
+    format!("file{disk}")
+}
+
+/// The options of a storage daemon: QEMU's with `aio`, or ours with `more` of each export's.
+fn add_exports(command: &mut Command, export: Export, rows: &[&Row], aio: Option<Aio>, more: &str) {
+    if export == Export::Nbd {
+        let server = format!("addr.type=unix,addr.path={NBD_SOCKET},max-connections=0");
+        command.args(["--nbd-server", &server]);
+    }
+    for (disk, row) in rows.iter().enumerate() {
+        add_export(command, export, (disk, row), aio, more);
+    }
+}
+
+fn add_export(
+    command: &mut Command,
+    export: Export,
+    (disk, row): (usize, &Row),
+    aio: Option<Aio>,
+    more: &str,
+) {
+    let (name, image) = (name_of(disk), row.image());
     let mut file = format!(
-        "driver=file,node-name=file,filename={},discard=unmap",
+        "driver=file,node-name={name}-file,filename={},discard=unmap",
         image.display()
     );
     if row.place.is_direct {
@@ -207,23 +249,19 @@ fn add_export(command: &mut Command, export: Export, row: &Row, aio: Option<Aio>
     }
     let mut options = match export {
         Export::Vhost => format!(
-            "type=vhost-user-blk,num-queues={},addr.type=unix,addr.path={SOCKET}",
-            row.load.clients
+            "type=vhost-user-blk,num-queues={},addr.type=unix,addr.path={}",
+            row.load.clients,
+            vhost_socket_of(disk)
         ),
-        Export::Fuse => format!("type=fuse,mountpoint={FILE}"),
-        Export::Nbd => format!("type=nbd,name={NBD_NAME}"),
+        Export::Fuse => format!("type=fuse,mountpoint={}", file_of(disk)),
+        Export::Nbd => format!("type=nbd,name={name}"),
     };
-    options.push_str(",id=e,node-name=disk,writable=on");
-    options.push_str(more);
+    options.push_str(&format!(",id={name},node-name={name},writable=on{more}"));
     if let Some(aio) = aio {
         file.push_str(&format!(",aio={}", aio.name()));
         options.push_str(",iothread=polls");
     }
-    let node = format!("driver={},node-name=disk,file=file", row.format);
+    let node = format!("driver={},node-name={name},file={name}-file", row.format);
     command.args(["--blockdev", &file, "--blockdev", &node]);
-    if export == Export::Nbd {
-        let server = format!("addr.type=unix,addr.path={SOCKET},max-connections=0");
-        command.args(["--nbd-server", &server]);
-    }
     command.args(["--export", &options]);
 }

@@ -101,6 +101,18 @@ impl Guest {
         script: &str,
         files: &[(&str, &[u8])],
     ) -> Result<Running> {
+        self.start_as(folder, disk, script, files, (&[], "guest.log"))
+    }
+
+    /// As [`Guest::start`], with more words for QEMU, and a console of its own.
+    pub fn start_as(
+        &self,
+        folder: &Path,
+        disk: &Disk<'_>,
+        script: &str,
+        files: &[(&str, &[u8])],
+        (words, log): (&[String], &str),
+    ) -> Result<Running> {
         let initrd = folder.join("initrd");
         let mut own = Archive::default();
         own.file("init", 0o755, INIT.as_bytes());
@@ -112,8 +124,9 @@ impl Guest {
         bytes.extend(own.finish());
         std::fs::write(&initrd, bytes)?;
 
-        let log = folder.join("guest.log");
+        let log = folder.join(log);
         let mut command = self.qemu(&initrd, disk)?;
+        command.args(words);
         let machine = process::Daemon::start_listening(command.current_dir(folder), &log)?;
         Ok(Running { machine, log })
     }
@@ -158,6 +171,11 @@ impl Running {
     /// Types a line on the guest's console.
     pub fn say(&mut self, line: &str) -> Result<()> {
         self.machine.say(line)
+    }
+
+    /// Ends it at once.
+    pub fn kill(self) -> Result<()> {
+        self.machine.kill()
     }
 
     /// What the console has said so far.

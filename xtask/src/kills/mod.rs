@@ -4,12 +4,14 @@
 //! The guest makes files durable and reads them back, and must not notice anything but a pause. In
 //! the end its file system is clean, and so is the image. Then it is started once more, and
 //! daemon and machine are killed together: what the guest has made durable is in the image. At
-//! last it looks at what its disk says of itself, while that becomes larger, and read-only.
+//! last it looks at what its disk says of itself, while that becomes larger, and read-only; and
+//! machines take it over from each other while it writes.
 //!
 //! The seed decides when the daemon is killed; what it is killed in the middle of is up to the
 //! moment.
 
 mod after;
+mod moved;
 mod seen;
 
 use std::path::{Path, PathBuf};
@@ -68,6 +70,8 @@ pub struct Plan {
     pub format: &'static str,
     /// Pauses between kills, in ms.
     pub pause_ms: (u64, u64),
+    /// How often another machine takes the guest over.
+    pub moves: usize,
 }
 
 impl Default for Plan {
@@ -78,6 +82,7 @@ impl Default for Plan {
             queues: 1,
             format: "qcow2",
             pause_ms: (50, 1200),
+            moves: 0,
         }
     }
 }
@@ -95,6 +100,7 @@ impl Options {
             let plan = &mut options.plan;
             match argument {
                 Arg::Long("times") => plan.times = arguments.value()?.parse()?,
+                Arg::Long("moves") => plan.moves = arguments.value()?.parse()?,
                 Arg::Long("seed") => plan.seed = arguments.value()?.parse()?,
                 Arg::Long("queues") => plan.queues = arguments.value()?.parse()?,
                 Arg::Long("raw") => plan.format = "raw",
@@ -141,9 +147,17 @@ impl<'a> Kills<'a> {
         self.holds(&durable)?;
         self.look()?;
         self.check()?;
+        let moved = match self.plan.moves {
+            0 => String::new(),
+            moves => {
+                let said = self.move_guest(moves)?;
+                self.check()?;
+                format!("; {said}")
+            }
+        };
         Ok(format!(
             "{} kills, {files} files read back; guest, fsck and image clean ({first}; at last {second}); \
-             resized and read-only as said",
+             resized and read-only as said{moved}",
             self.plan.times
         ))
     }

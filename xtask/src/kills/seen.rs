@@ -1,19 +1,17 @@
 //! What the guest sees of its disk: blocks, queues, serial number, another size while it runs, and
 //! that it is only read.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::net::UnixStream;
-
-use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use anyhow::{Context, Result};
+use serde_json::json;
 
 use super::{DISK_BYTES, GUEST_LIMIT, Kills};
+use crate::monitor::Monitor;
+use crate::process::ShortPath;
 
 const SECTOR_BYTES: u64 = 512;
 /// As `disk.sh` expects it.
 const LOOK: &str = "logical-block-size=4096,serial=the demo's";
 const MONITOR: &str = "monitor.sock";
-const GREETING: &str = "QMP";
 
 impl Kills<'_> {
     /// Boots twice on the disk: it becomes larger under the guest, then it is only read.
@@ -39,28 +37,9 @@ impl Kills<'_> {
 
     /// Has the daemon change the size of the disk.
     fn resize(&self, size_bytes: u64) -> Result<()> {
-        let mut socket = UnixStream::connect(self.folder.join(MONITOR))?;
-        let mut answers = BufReader::new(socket.try_clone()?).lines();
-        let mut next = |key: &str| -> Result<()> {
-            for answer in answers.by_ref() {
-                let answer: Value = serde_json::from_str(&answer?)?;
-                ensure!(answer["error"].is_null(), "the daemon refuses: {answer}");
-                if !answer[key].is_null() {
-                    return Ok(());
-                }
-            }
-            anyhow::bail!("the daemon's monitor has ended")
-        };
-        next(GREETING)?;
+        let socket = ShortPath::new(self.folder, MONITOR)?;
+        let mut monitor = Monitor::connect(socket.path())?;
         let resize = json!({"node-name": "disk", "size": size_bytes});
-        let commands = [
-            json!({"execute": "qmp_capabilities"}),
-            json!({"execute": "block_resize", "arguments": resize}),
-        ];
-        for command in commands {
-            writeln!(socket, "{command}")?;
-            next("return")?;
-        }
-        Ok(())
+        monitor.ask("block_resize", resize).map(drop)
     }
 }
