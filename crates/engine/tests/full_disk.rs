@@ -303,6 +303,26 @@ fn a_flush_finds_the_room_that_it_gives_back() {
     });
 }
 
+/// A flush that fails for want of room is tried again only if it has given some back.
+#[test]
+fn a_flush_that_gave_nothing_back_is_not_tried_again() {
+    run(async {
+        let file = FaultStorage::new(Arc::new(MemStorage::new()));
+        let options = CreateOptions::default().size_bytes(16 * MIB);
+        create(file.clone(), None, &options).await.unwrap();
+        let options = OpenOptions::default().discard(true);
+        let opened = Qcow2::open(file.clone(), Arc::new(DenyAll), options).await;
+        let image = opened.unwrap();
+        put(&image, 0, MIB, 1).await.unwrap();
+        image.flush().await.unwrap();
+        image.discard(0, MIB).await.unwrap();
+        file.fail(Matching::operation(Operation::Write), 0, Times::Once, 28);
+        image.flush().await.unwrap_err();
+        image.flush().await.unwrap();
+        image.close().await.unwrap();
+    });
+}
+
 /// A copy in which only blocks that are not all zeroes take room.
 async fn sparse_copy(file: &SmallStorage) -> Arc<SmallStorage> {
     let copy = SmallStorage::new(Arc::new(MemStorage::new()));

@@ -87,10 +87,11 @@ impl Image {
     /// Makes everything completed before this call durable.
     pub(crate) async fn flush(self: &Arc<Self>) -> Result<()> {
         trace!(name: "qcow2_flush_start", image = self.name);
-        let drops_any = self.commits.lists().has_any();
+        let dropped_any = self.commits.lists().has_any();
         let mut flushed = self.write_back_and_commit().await;
-        if drops_any && matches!(&flushed, Err(error) if error.kind() == ErrorKind::NoSpace) {
-            // What was missing may have been given back meanwhile.
+        let is_full = matches!(&flushed, Err(error) if error.kind() == ErrorKind::NoSpace);
+        if is_full && dropped_any && !self.commits.lists().has_any() {
+            // What was missing has been given back meanwhile.
             flushed = self.write_back_and_commit().await;
         }
         match &flushed {

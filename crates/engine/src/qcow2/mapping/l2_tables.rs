@@ -38,20 +38,19 @@ impl Image {
         let old = entry
             .decode(&self.geometry)
             .map_err(|e| bad_entry("write", &e, "L1 index", index))?;
-        self.have_room_for_l1_entry(index).await?;
         let allocation = self.allocate_for("L2 table", None).await?;
         let table = allocation.start;
         // A table of zeroes maps nothing: where the file reads so there is no need to
         // write one.
         let empty = old.is_none() && self.reads_as_zeroes(&allocation)?;
-        let filled = match empty {
-            true => Ok(()),
-            false => self.fill_table(old, &allocation).await,
+        let prepared = async {
+            self.have_room_for_l1_entry(index).await?;
+            if !empty {
+                self.fill_table(old, &allocation).await?;
+            }
+            self.count_table().await
         };
-        let prepared = match filled {
-            Ok(()) => self.count_table().await,
-            Err(error) => Err(error),
-        };
+        let prepared = prepared.await;
         self.free_unless(prepared.is_ok(), Some(allocation)).await;
         prepared?;
         self.forget_slices(table);
