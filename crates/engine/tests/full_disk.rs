@@ -11,7 +11,7 @@ use common::{Random, fill_disk, run_on_memory as run};
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
-use vellum::qcow2::{Backing, CacheOptions, OpenOptions, PreallocateAhead, Qcow2};
+use vellum::qcow2::{Backing, CacheOptions, NewSnapshot, OpenOptions, PreallocateAhead, Qcow2};
 use vellum::{
     BlockDevice, Buffer, Buffers, ErrorKind, Preallocation, Raw, RawOptions, RequestFlags, Storage,
     ZeroRequest,
@@ -275,24 +275,100 @@ fn discards_without_a_flush_make_room() {
     });
 }
 
+/// A new image over a device that is full of fives.
+async fn small_overlay() -> (Arc<SmallStorage>, Arc<Qcow2>) {
+    let file = SmallStorage::new(Arc::new(MemStorage::new()));
+    let options = CreateOptions::default().size_bytes(16 * MIB);
+    create(file.clone(), None, &options).await.unwrap();
+    let image = open_overlay(&file).await;
+    (file, image)
+}
+
+async fn open_overlay(file: &Arc<SmallStorage>) -> Arc<Qcow2> {
+    let base = Arc::new(MemStorage::with_bytes(vec![5; 16 << 20]));
+    let base = Raw::open(base, RawOptions::default()).unwrap();
+    let options = OpenOptions::default()
+        .discard(true)
+        .backing(Backing::Given(base));
+    let opened = Qcow2::open(file.clone(), Arc::new(DenyAll), options).await;
+    opened.unwrap()
+}
+
+/// Pieces of clusters at random until some are refused: what was acknowledged is not the worse for it.
+async fn fill_with_pieces(image: &Qcow2, seed: u64) -> Vec<Option<u8>> {
+    const PIECE_BYTES: u64 = 4096;
+    let mut random = Random::new(seed);
+    let mut model = vec![Some(5); (16 * MIB / PIECE_BYTES) as usize];
+    let mut refused = 0;
+    while refused < 20 {
+        let first = random.below(model.len() as u64 - 16);
+        let count = [1, 1, 2, 5, 16][random.below(5) as usize];
+        let value = random.below(250) as u8 + 1;
+        let written = put(image, first * PIECE_BYTES, count * PIECE_BYTES, value).await;
+        refused += u32::from(written.is_err());
+        let seen = written.is_ok().then_some(value);
+        model[first as usize..(first + count) as usize].fill(seen);
+    }
+    model
+}
+
+/// Bytes that would wait for a copy are acknowledged only while there is room for that.
+#[test]
+fn pieces_of_clusters_meet_a_full_disk_before_they_are_acknowledged() {
+    for seed in 0..20 {
+        run(async move {
+            let (file, image) = small_overlay().await;
+            if seed % 2 == 0 {
+                put(&image, 0, 4 * MIB, 5).await.unwrap();
+                image.create_snapshot(NewSnapshot::default()).await.unwrap();
+            }
+            image.close().await.unwrap();
+            file.set_left_bytes(Some(3 * MIB));
+            let image = open_overlay(&file).await;
+            let model = fill_with_pieces(&image, seed).await;
+            image.flush().await.unwrap();
+            image.close().await.unwrap();
+            let image = open_overlay(&file).await;
+            for (piece, value) in model.iter().enumerate() {
+                if let Some(value) = value {
+                    holds(&image, piece as u64 * 4096, 4096, *value).await;
+                }
+            }
+            close_and_check(&file, &image).await;
+        });
+    }
+}
+
+/// What waits already gets the room that is left before a request that takes much.
+#[test]
+fn what_waits_gets_its_room_before_a_large_write() {
+    run(async {
+        let (file, image) = small_overlay().await;
+        for cluster in 0..16 {
+            put(&image, cluster * MIB, 512, 2).await.unwrap();
+        }
+        file.set_left_bytes(Some(3 * MIB));
+        for len_bytes in [4 * MIB, 5 << 19] {
+            let full = put(&image, 8 * MIB, len_bytes, 4).await.unwrap_err();
+            assert_eq!(full.kind(), ErrorKind::NoSpace);
+        }
+        put(&image, 8 * MIB, MIB, 4).await.unwrap();
+        image.flush().await.unwrap();
+        holds(&image, 0, 512, 2).await;
+        holds(&image, 15 * MIB, 512, 2).await;
+        close_and_check(&file, &image).await;
+    });
+}
+
 /// A few bytes that wait for their cluster get the room that the same flush gives back.
 #[test]
 fn a_flush_finds_the_room_that_it_gives_back() {
     run(async {
-        let base = Arc::new(MemStorage::with_bytes(vec![5; 16 << 20]));
-        let base = Raw::open(base, RawOptions::default()).unwrap();
-        let file = SmallStorage::new(Arc::new(MemStorage::new()));
-        let options = CreateOptions::default().size_bytes(16 * MIB);
-        create(file.clone(), None, &options).await.unwrap();
-        let options = OpenOptions::default()
-            .discard(true)
-            .backing(Backing::Given(base));
-        let opened = Qcow2::open(file.clone(), Arc::new(DenyAll), options).await;
-        let image = opened.unwrap();
+        let (file, image) = small_overlay().await;
         put(&image, 0, 4 * MIB, 1).await.unwrap();
         image.flush().await.unwrap();
-        file.set_left_bytes(Some(0));
         put(&image, 8 * MIB, 512, 2).await.unwrap();
+        file.set_left_bytes(Some(0));
         image.flush().await.unwrap_err();
         image.discard(0, MIB).await.unwrap();
         image.flush().await.unwrap();

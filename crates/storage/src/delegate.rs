@@ -120,6 +120,11 @@ macro_rules! delegate {
             $crate::delegate!(@call self $inner allocated_bytes())
         }
     };
+    (@ free_bytes $inner:tt) => {
+        fn free_bytes(&self) -> ::vellum_io::Io<Option<u64>> {
+            $crate::delegate!(@call self $inner free_bytes())
+        }
+    };
     (@ modified_at $inner:tt) => {
         fn modified_at(&self) -> ::vellum_io::Result<Option<u64>> {
             $crate::delegate!(@call self $inner modified_at())

@@ -214,6 +214,12 @@ pub trait Storage: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
+    /// How much the storage can take where nothing was ever written, in bytes: what is left of the file system
+    /// that it lies on, for all who use that. `None`, the default: that is not told.
+    fn free_bytes(&self) -> Io<Option<u64>> {
+        Io::ready(Ok(None))
+    }
+
     /// When somebody, in this program or another, last changed the bytes: nanoseconds since 1970 by the clock of
     /// the file system, or what else grows with every change. `None`, the default: that is not told.
     ///

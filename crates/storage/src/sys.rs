@@ -55,6 +55,16 @@ pub(crate) fn memory_bytes() -> u64 {
     info.totalram as u64 * u64::from(info.mem_unit)
 }
 
+/// How much the file system of a file can take; -1 where it has no bound, or does not say.
+pub(crate) fn free_bytes(fd: impl AsFd) -> Result<i64, Errno> {
+    let counts = retried(|| rustix::fs::fstatvfs(&fd))?;
+    if counts.f_blocks == 0 {
+        return Ok(-1);
+    }
+    let free = counts.f_bavail.saturating_mul(counts.f_frsize);
+    Ok(i64::try_from(free).unwrap_or(i64::MAX))
+}
+
 fn page_bytes() -> u64 {
     rustix::param::page_size() as u64
 }

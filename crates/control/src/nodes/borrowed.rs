@@ -18,7 +18,7 @@ struct BorrowedStorage(Arc<dyn Storage>);
 impl Storage for BorrowedStorage {
     vellum_storage::delegate!(
         0: capabilities, name, version, len_bytes, modified_at, read, read_into, write, write_from, write_zeroes, discard, allocate, flush,
-        truncate, block_status, allocated_bytes, copy_range,
+        truncate, block_status, allocated_bytes, free_bytes, copy_range,
         may_clone_from, clone_range, event_listener, transparent_storage,
     );
 

@@ -207,6 +207,13 @@ impl Storage for DeviceStorage {
         self.core.device.allocated_bytes()
     }
 
+    fn free_bytes(&self) -> Io<Option<u64>> {
+        match self.core.device.storage() {
+            Some(storage) => storage.free_bytes(),
+            None => Io::ready(Ok(None)),
+        }
+    }
+
     fn close(&self) -> Io<()> {
         self.core.device.close()
     }

@@ -17,7 +17,7 @@ use crate::debug_events::emit;
 use crate::gate::{FileRequest, Gate};
 use crate::luks::GuestEncryption;
 use crate::qcow2::alloc::allocator::Allocator;
-use crate::qcow2::alloc::host_room::HostRoom;
+use crate::qcow2::alloc::host_room::{HostRoom, room_of_copy};
 use crate::qcow2::alloc::lazy::LazyRefcounts;
 use crate::qcow2::alloc::prealloc::PreallocateAhead;
 use crate::qcow2::alloc::refcounts::{RefcountTable, Refcounts};
@@ -495,7 +495,9 @@ async fn assemble(
     let decompressed_bytes = options.decompressed_cache_bytes(&geometry);
     let image = Arc::new(Image {
         name: file.name().to_owned(),
-        write_buffer: WriteBuffer::new(options.write_buffer_bytes(is_watched)).sharing(&share),
+        write_buffer: WriteBuffer::new(options.write_buffer_bytes(is_watched))
+            .sharing(&share)
+            .owing(room_of_copy(&geometry)),
         write_log: std::sync::OnceLock::new(),
         listener,
         geometry,

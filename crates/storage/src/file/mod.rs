@@ -561,6 +561,19 @@ impl Storage for FileStorage {
             .stat()
             .map(|stat| Some(stat.st_blocks as u64 * 512))
     }
+
+    fn free_bytes(&self) -> Io<Option<u64>> {
+        if self.file.device.is_some() {
+            return Io::ready(Ok(None));
+        }
+        let fd = self.file.descriptor.clone();
+        // Not as a plain call: a server may have to be asked.
+        let work = move || sys::free_bytes(&*fd);
+        lane::call(&self.file.descriptor, "look for room", work, |done| {
+            let told = done.value()?;
+            Ok(u64::try_from(told).ok())
+        })
+    }
 }
 
 impl fmt::Debug for FileStorage {

@@ -168,7 +168,7 @@ impl Core {
 }
 
 impl Storage for PreallocateStorage {
-    delegate!(inner: capabilities, name, discard, flush, allocated_bytes);
+    delegate!(inner: capabilities, name, discard, flush, allocated_bytes, free_bytes);
 
     fn len_bytes(&self) -> Result<u64> {
         Ok(self.core.ends().data_bytes)

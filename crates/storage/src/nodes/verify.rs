@@ -61,7 +61,7 @@ impl Request {
 }
 
 impl Storage for VerifyStorage {
-    delegate!(inner: capabilities, name, len_bytes, modified_at, truncate, allocated_bytes);
+    delegate!(inner: capabilities, name, len_bytes, modified_at, truncate, allocated_bytes, free_bytes);
 
     fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
         let request = Request {

@@ -102,6 +102,11 @@ impl Matching {
 pub trait Policy: Send + Sync + fmt::Debug + 'static {
     /// Handles one request; `start` starts it on the storage below.
     fn handle<T: 'static>(&self, call: Call, start: impl FnOnce() -> Io<T> + 'static) -> Io<T>;
+
+    /// As [`Storage::free_bytes`]; `None`, the default: what the storage below says.
+    fn free_bytes(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// A storage with a policy in front of its requests.
@@ -142,6 +147,13 @@ impl<P: Policy> Wrapped<P> {
 
 impl<P: Policy> Storage for Wrapped<P> {
     delegate!(inner: capabilities, name, len_bytes, modified_at, allocated_bytes, close);
+
+    fn free_bytes(&self) -> Io<Option<u64>> {
+        match self.policy.free_bytes() {
+            None => self.inner.free_bytes(),
+            told => Io::ready(Ok(told)),
+        }
+    }
 
     fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
         let range = (offset_bytes, total_len(&buffers));

@@ -83,6 +83,11 @@ impl Blocks {
 }
 
 impl Policy for Room {
+    fn free_bytes(&self) -> Option<u64> {
+        let left = self.0.lock().left;
+        Some(left.map_or(u64::MAX, |blocks| blocks * BLOCK_BYTES))
+    }
+
     fn handle<T: 'static>(&self, call: Call, start: impl FnOnce() -> Io<T> + 'static) -> Io<T> {
         let range = call.offset_bytes..call.offset_bytes.saturating_add(call.len_bytes);
         let mut blocks = self.0.lock();

@@ -83,6 +83,12 @@ impl HostRoom {
     }
 }
 
+/// What the copy of a cluster of data takes at most, with a piece of a table that leads to it.
+pub(crate) fn room_of_copy(geometry: &Geometry) -> u64 {
+    let cluster_bytes = geometry.cluster_size_bytes();
+    cluster_bytes + cluster_bytes.min(MAX_CHUNK_BYTES)
+}
+
 /// Has room set aside for a range of `file`, as far as the file reaches.
 ///
 /// # Errors

@@ -328,7 +328,7 @@ pub(super) fn first_bad(
 
 impl Storage for Checksummed {
     delegate!(
-        0.file: capabilities, name, len_bytes, modified_at, allocate, allocated_bytes,
+        0.file: capabilities, name, len_bytes, modified_at, allocate, allocated_bytes, free_bytes,
         event_listener,
     );
 

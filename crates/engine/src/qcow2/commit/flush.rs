@@ -117,7 +117,12 @@ impl Image {
     /// After a request that has found no room: gives back what the mapping has dropped, for
     /// those who try again.
     pub(crate) async fn look_for_room(self: &Arc<Self>, error: &Error) {
-        if error.kind() == ErrorKind::NoSpace && self.commits.lists().has_any() {
+        if error.kind() != ErrorKind::NoSpace {
+            return;
+        }
+        self.write_buffer.room_below.note_full();
+        self.hurry_if_short();
+        if self.commits.lists().has_any() {
             drop(self.commit().await);
         }
     }

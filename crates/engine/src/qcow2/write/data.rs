@@ -211,12 +211,15 @@ impl Image {
             return Ok(InPlace::NeedsStep);
         }
         let RunKind::Data { host, copied: true } = first.kind else {
-            if !may_buffer || fua || !self.write_buffer.takes_writes() {
+            if !may_buffer || fua {
                 return Ok(InPlace::NeedsStep);
             }
             let Some(len_bytes) = self.bytes_to_buffer(&first) else {
                 return Ok(InPlace::NeedsStep);
             };
+            if !self.takes_small_writes().await {
+                return Ok(InPlace::NeedsStep);
+            }
             if !self.buffer_write(at, &rest[..len_bytes as usize]) {
                 return Ok(InPlace::NoRoom { len_bytes });
             }
@@ -258,6 +261,7 @@ impl Image {
         let end = (at + rest.len() as u64)
             .min(table_end)
             .min(self.geometry.cluster_start(at) + most);
+        self.let_buffered_go_first().await?;
         let _exclusive = self.begin_mapping_change(at..end).await?;
         self.ensure_l2_table(GuestOffset(at)).await?;
         let mappings = self.mappings(at, end).await?;

@@ -29,6 +29,7 @@ use event_listener::{Event, EventListener};
 use parking_lot::{Mutex, MutexGuard};
 use vellum_io::{Buffer, Error, Result};
 
+use super::room_below::RoomBelow;
 use crate::qcow2::cache_budget::CacheShare;
 use pieces::{Pieces, memory_for};
 
@@ -150,8 +151,8 @@ impl State {
 /// The write buffer of an image; see the module's head.
 pub(crate) struct WriteBuffer {
     state: Mutex<State>,
-    /// Clusters in the cache, to be asked without the lock.
-    len: AtomicUsize,
+    /// Knows how many clusters are here, to be asked without the lock.
+    pub(crate) room_below: RoomBelow,
     /// Something was written back, or could not be.
     changed: Event,
     budget_bytes: AtomicUsize,
@@ -165,7 +166,7 @@ impl WriteBuffer {
     pub(crate) fn new(budget_bytes: usize) -> Self {
         WriteBuffer {
             state: Mutex::default(),
-            len: AtomicUsize::new(0),
+            room_below: RoomBelow::new(0),
             changed: Event::new(),
             budget_bytes: AtomicUsize::new(budget_bytes),
             is_deferring: AtomicBool::new(false),
@@ -176,6 +177,12 @@ impl WriteBuffer {
     /// Has it take no more than an equal part of what the caches of many images take together.
     pub(crate) fn sharing(mut self, share: &Arc<CacheShare>) -> Self {
         self.share = share.clone();
+        self
+    }
+
+    /// Has each cluster that waits owe the host so much room.
+    pub(crate) fn owing(mut self, bytes_each: u64) -> Self {
+        self.room_below = RoomBelow::new(bytes_each);
         self
     }
 
@@ -207,12 +214,22 @@ impl WriteBuffer {
     /// Whether nothing is here.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.len.load(Ordering::Acquire) == 0
+        self.room_below.clusters() == 0
     }
 
-    /// Whether writes should be put here at all at the moment.
+    /// Whether writes are put here at all.
+    pub(crate) fn has_budget(&self) -> bool {
+        self.budget_bytes() > 0
+    }
+
+    /// Whether writes should be put here at the moment.
     pub(crate) fn takes_writes(&self) -> bool {
-        self.budget_bytes() > 0 && self.lock().failure.is_none()
+        self.has_budget() && !self.room_below.is_short() && self.lock().failure.is_none()
+    }
+
+    /// Whether something could not be written back when that was last tried.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.lock().failure.is_some()
     }
 
     /// Puts bytes here; `None` if there is no room, and clusters are queued to make
@@ -229,7 +246,7 @@ impl WriteBuffer {
         let sequential = state.is_sequential(start, start + bytes.len() as u64);
         let (cluster, is_new) = state.cluster(place.cluster_start);
         if is_new {
-            self.len.fetch_add(1, Ordering::Release);
+            self.room_below.owe_one();
         }
         cluster.touched = true;
         let pieces = &mut cluster.pieces;
@@ -439,7 +456,7 @@ impl WriteBuffer {
             state.arrivals.remove(&arrival);
             state.waiting.remove(&arrival);
             state.clusters.remove(&cluster_start);
-            self.len.fetch_sub(1, Ordering::Release);
+            self.room_below.paid_one();
         }
         if state.clusters.is_empty() {
             state.failure = None;
@@ -452,11 +469,7 @@ impl WriteBuffer {
 
 impl std::fmt::Debug for WriteBuffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "WriteBuffer({} clusters)",
-            self.len.load(Ordering::Relaxed)
-        )
+        write!(f, "WriteBuffer({} clusters)", self.room_below.clusters())
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
 use vellum_format::types::{GuestOffset, HostOffset};
-use vellum_io::{Buffer, Buffers, Result, lane, spawn, spawn_to_completion};
+use vellum_io::{Buffer, Buffers, ErrorKind, Result, lane, spawn, spawn_to_completion};
 use vellum_storage::{Event, WriteFlags};
 
 use super::buffer::{Buffered, Place};
@@ -44,7 +44,7 @@ impl Image {
     /// should go to the write buffer: those of the first cluster, if they do not make
     /// it whole and the rest has to be copied from somewhere, or flushes do not wait for them.
     pub(crate) fn bytes_to_buffer(&self, run: &MappingRun) -> Option<u64> {
-        if self.has_external_data() || !self.write_buffer.takes_writes() {
+        if self.has_external_data() || !self.write_buffer.has_budget() {
             return None;
         }
         let needs_copy = match run.kind {
@@ -61,6 +61,49 @@ impl Image {
         let whole = inside == 0 && len_bytes == to_end;
         let waits = needs_copy || self.write_buffer.is_deferring();
         (waits && !whole && len_bytes <= MAX_BUFFERED_BYTES).then_some(len_bytes)
+    }
+
+    /// Whether small writes should wait in the write buffer at the moment, which the host is asked
+    /// for now and then.
+    pub(crate) async fn takes_small_writes(self: &Arc<Self>) -> bool {
+        let buffer = &self.write_buffer;
+        if buffer.has_budget() && buffer.room_below.wants_look() {
+            // Boxed: a write in place would carry the room.
+            Box::pin(self.look_for_room_below()).await;
+        }
+        buffer.takes_writes()
+    }
+
+    async fn look_for_room_below(self: &Arc<Self>) {
+        // Who cannot say has said nothing.
+        let told = self.file.free_bytes().await.unwrap_or(None);
+        self.write_buffer.room_below.note_free(told);
+        self.hurry_if_short();
+    }
+
+    /// Has what waits written back while there is room, if there is little.
+    pub(crate) fn hurry_if_short(self: &Arc<Self>) {
+        let buffer = &self.write_buffer;
+        if buffer.room_below.is_short() && !buffer.is_empty() && !buffer.has_failed() {
+            buffer.enqueue_all();
+            self.start_writeback();
+        }
+    }
+
+    /// Before a request takes room: those that were acknowledged before get theirs first, if there
+    /// is little. The caller holds no range.
+    ///
+    /// # Errors
+    /// If there is none for them.
+    pub(crate) async fn let_buffered_go_first(self: &Arc<Self>) -> Result<()> {
+        if !self.write_buffer.room_below.is_short() {
+            return Ok(());
+        }
+        match self.write_back_all().await {
+            Err(error) if error.kind() == ErrorKind::NoSpace => Err(error),
+            // Whatever else is wrong with others meets the next flush.
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 
     /// Shows bytes over an image that is only read: nothing writes them back.
@@ -323,6 +366,9 @@ struct BackgroundWriteback {
 impl BackgroundWriteback {
     async fn run(mut self) {
         if let Err(error) = self.write_back().await {
+            if error.kind() == ErrorKind::NoSpace {
+                self.image.write_buffer.room_below.note_full();
+            }
             self.result = Err(self.image.mark_corrupt(error).await);
         } else {
             self.result = Ok(());
