@@ -11,7 +11,9 @@ use common::{Random, fill_disk, run_on_memory as run};
 use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
-use vellum::qcow2::{Backing, CacheOptions, NewSnapshot, OpenOptions, PreallocateAhead, Qcow2};
+use vellum::qcow2::{
+    Backing, CacheOptions, NewSnapshot, OpenOptions, PreallocateAhead, Qcow2, WriteLogOptions,
+};
 use vellum::{
     BlockDevice, Buffer, Buffers, ErrorKind, Preallocation, Raw, RawOptions, RequestFlags, Storage,
     ZeroRequest,
@@ -285,13 +287,20 @@ async fn small_overlay() -> (Arc<SmallStorage>, Arc<Qcow2>) {
 }
 
 async fn open_overlay(file: &Arc<SmallStorage>) -> Arc<Qcow2> {
+    open_overlay_with(file, None).await.unwrap()
+}
+
+async fn open_overlay_with(
+    file: &Arc<SmallStorage>,
+    log: Option<WriteLogOptions>,
+) -> vellum::Result<Arc<Qcow2>> {
     let base = Arc::new(MemStorage::with_bytes(vec![5; 16 << 20]));
     let base = Raw::open(base, RawOptions::default()).unwrap();
     let options = OpenOptions::default()
         .discard(true)
+        .write_log(log)
         .backing(Backing::Given(base));
-    let opened = Qcow2::open(file.clone(), Arc::new(DenyAll), options).await;
-    opened.unwrap()
+    Qcow2::open(file.clone(), Arc::new(DenyAll), options).await
 }
 
 /// Pieces of clusters at random until some are refused: what was acknowledged is not the worse for it.
@@ -440,5 +449,28 @@ fn tables_that_a_copy_left_out_get_their_room_first() {
         put(&image, 3 << 30, 512 << 10, 4).await.unwrap();
         image.flush().await.unwrap();
         close_and_check(&file, &image).await;
+    });
+}
+
+/// What a write log keeps is not lost on a full disk, and whoever opens it is told what to do.
+#[test]
+fn a_write_log_that_finds_no_room_says_so_and_keeps_everything() {
+    run(async {
+        let (file, image) = small_overlay().await;
+        image.close().await.unwrap();
+        let log = WriteLogOptions::inside().len_bytes(WriteLogOptions::MIN_LEN_BYTES);
+        let image = open_overlay_with(&file, Some(log)).await.unwrap();
+        put(&image, 8 * MIB, 512, 2).await.unwrap();
+        image.flush().await.unwrap();
+        let killed = sparse_copy(&file).await;
+        killed.set_left_bytes(Some(0));
+        let full = open_overlay_with(&killed, None).await.unwrap_err();
+        assert_eq!(full.kind(), ErrorKind::NoSpace);
+        assert!(full.to_string().contains("make room"), "{full}");
+        killed.set_left_bytes(None);
+        let image = open_overlay(&killed).await;
+        holds(&image, 8 * MIB, 512, 2).await;
+        holds(&image, 8 * MIB + 512, MIB, 5).await;
+        close_and_check(&killed, &image).await;
     });
 }

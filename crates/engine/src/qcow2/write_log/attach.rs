@@ -14,7 +14,7 @@ use vellum_storage::{Storage, WriteFlags};
 
 use super::inside;
 use super::log::{LogParts, WriteLog, write_superblock};
-use super::replay::{read_log, read_superblock};
+use super::replay::{read_log, read_superblock, tell_what_to_do};
 use crate::gate::{FileRequest, Gate};
 use crate::luks::GuestEncryption;
 use crate::qcow2::image::Image;
@@ -175,7 +175,7 @@ async fn recover(image: &Arc<Image>, gate: &dyn Gate, options: &OpenOptions) -> 
     if image.read_only {
         return image.overlay_replay(&replay).await;
     }
-    image.replay(replay).await?;
+    image.replay(replay).await.map_err(tell_what_to_do)?;
     if extension.file_name().is_none() {
         return Ok(());
     }

@@ -73,6 +73,16 @@ fn damaged(file: &Arc<dyn Storage>, message: String) -> Error {
     Error::new(ErrorKind::Corrupt, "replay write log", message).target(file.name())
 }
 
+/// Says where a replay has met a full disk what is to be done.
+pub(super) fn tell_what_to_do(error: Error) -> Error {
+    if error.kind() != ErrorKind::NoSpace {
+        return error;
+    }
+    let message = "there is no room to bring the image's last writes back from its write log, which \
+                   keeps them: make room and open it again, or open it read-only";
+    error.context("replay write log", message)
+}
+
 /// The superblock of the log in `file`; `None` if it holds no log at all.
 pub(super) async fn read_superblock(file: &Arc<dyn Storage>) -> Result<Option<Superblock>> {
     let found = read_superblocks(file).await?;
