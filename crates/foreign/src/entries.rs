@@ -120,7 +120,7 @@ impl Entries {
 
 impl ChangedEntries {
     /// Writes them where they belong.
-    pub(crate) async fn write(self, file: &dyn Storage) -> Result<()> {
+    pub(crate) async fn write(&self, file: &dyn Storage) -> Result<()> {
         let pieces = self.0.iter();
         let writes = pieces.map(|(at_bytes, bytes)| write_at(file, *at_bytes, bytes));
         finish_all(WRITES_AT_ONCE, writes).await.map(drop)

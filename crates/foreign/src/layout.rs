@@ -60,7 +60,7 @@ pub struct NewBlock {
 /// say otherwise. Every method may be called from several threads.
 pub trait Layout: Send + Sync + fmt::Debug + 'static {
     /// Table entries, headers and the like that are to be written.
-    type Changes: Send;
+    type Changes: Send + fmt::Debug;
 
     /// The driver's name: `"vmdk"`.
     fn format(&self) -> &'static str;
@@ -247,11 +247,11 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
     }
 
     /// Writes what was taken. May use barriers of its own. After a failure the device takes no
-    /// more changes.
+    /// more changes; but after [`ErrorKind::NoSpace`], before anything else is taken, the same is written once more.
     ///
     /// # Errors
-    /// What the storage says.
-    fn write_changes(&self, changes: Self::Changes) -> impl Future<Output = Result<()>>;
+    /// What the storage says. [`ErrorKind::NoSpace`] only where nothing is lost by that.
+    fn write_changes(&self, changes: &Self::Changes) -> impl Future<Output = Result<()>>;
 
     /// The last thing of a device that was changed, everything else being durable: flags are
     /// taken back, the file is cut to its length.

@@ -274,7 +274,7 @@ impl PagedTables {
     }
 
     /// Writes what was taken.
-    pub(crate) async fn write(&self, patches: Patches) -> Result<()> {
+    pub(crate) async fn write(&self, patches: &Patches) -> Result<()> {
         let runs = patches.0.iter();
         let writes = runs.map(|(at, bytes)| write_at(&*self.file, *at, bytes));
         finish_all(WRITES_AT_ONCE, writes).await?;
@@ -337,7 +337,7 @@ mod tests {
             assert_eq!(entries.get(table, len), Some(0));
             let patches = entries.take().expect("changes");
             entries.set(table, 0, 77);
-            entries.write(patches).await?;
+            entries.write(&patches).await?;
             assert_eq!(entries.fetch(table, 0).await?, 77);
             assert_eq!(&file.snapshot()[8000..8008], &1001u64.to_be_bytes());
             assert!(entries.take().is_some());

@@ -249,7 +249,7 @@ impl TwoLevel {
         self.tables.changed_bytes()
     }
 
-    pub(crate) async fn write(&self, patches: Patches) -> Result<()> {
+    pub(crate) async fn write(&self, patches: &Patches) -> Result<()> {
         self.tables.write(patches).await
     }
 

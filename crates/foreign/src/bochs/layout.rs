@@ -152,7 +152,7 @@ impl Layout for BochsLayout {
         None
     }
 
-    async fn write_changes(&self, _changes: ()) -> Result<()> {
+    async fn write_changes(&self, _changes: &()) -> Result<()> {
         Ok(())
     }
 }

@@ -117,7 +117,7 @@ impl Layout for CloopLayout {
         None
     }
 
-    async fn write_changes(&self, _changes: ()) -> Result<()> {
+    async fn write_changes(&self, _changes: &()) -> Result<()> {
         Ok(())
     }
 }

@@ -17,10 +17,14 @@ const MAX_CHANGED_BYTES: u64 = 4 << 20;
 /// Flushes of files run side by side up to so many.
 const FILES_AT_ONCE: usize = 16;
 
-/// Who writes tables, one at a time.
-#[derive(Debug, Default)]
-pub(super) struct Commits {
-    turn: Mutex<()>,
+/// Who writes tables, one at a time. `C`: what a layout gives out to be written.
+#[derive(Debug)]
+pub(super) struct Commits<C> {
+    /// What a commit has taken and had no room for, to be written by the next one. The data that it leads to
+    /// is durable.
+    unwritten: Mutex<Option<C>>,
+    /// The last commit had no room.
+    lacks_room: AtomicBool,
     /// How many commits were begun: one that was begun after a flush was asked for serves that one, too.
     begun: AtomicU64,
     /// How many have ended well, as `begun` counts.
@@ -30,9 +34,26 @@ pub(super) struct Commits {
     first: Mutex<()>,
 }
 
+impl<C> Default for Commits<C> {
+    fn default() -> Self {
+        Commits {
+            unwritten: Mutex::new(None),
+            lacks_room: AtomicBool::default(),
+            begun: AtomicU64::default(),
+            ended: AtomicU64::default(),
+            changing: AtomicBool::default(),
+            first: Mutex::default(),
+        }
+    }
+}
+
 impl<L: Layout> Core<L> {
     /// Sees to it that the format knows of changes before there are any.
     pub(super) async fn begin_changes(&self) -> Result<()> {
+        // Tables that wait stay bounded, however long the host is full.
+        if self.commits.lacks_room.load(Ordering::Relaxed) {
+            self.commit_if_much().await?;
+        }
         if self.commits.changing.load(Ordering::Acquire) {
             return Ok(());
         }
@@ -69,7 +90,7 @@ impl<L: Layout> Core<L> {
     /// Makes all that is complete durable, tables too.
     pub(super) async fn commit(&self) -> Result<()> {
         let wanted = self.commits.begun.load(Ordering::SeqCst) + 1;
-        let _turn = self.commits.turn.lock().await;
+        let mut unwritten = self.commits.unwritten.lock().await;
         // One that began after the call has made all of it durable.
         if self.commits.ended.load(Ordering::SeqCst) >= wanted {
             return Ok(());
@@ -78,25 +99,34 @@ impl<L: Layout> Core<L> {
         if let Some(failure) = self.failure.lock().clone() {
             return Err(failure);
         }
-        let changes = self.layout.take_changes();
-        let written = async {
-            // Rule 1: the data of entries that were taken is durable before them.
-            self.barrier().await?;
-            match changes {
-                None => Ok(()),
-                Some(changes) => {
-                    self.layout.write_changes(changes).await?;
-                    self.barrier().await
-                }
-            }
-        };
-        let written = written.await;
+        let written = self.write_tables(&mut unwritten).await;
+        // Of a write: no barrier fails with that.
+        let lacks_room = written
+            .as_ref()
+            .is_err_and(|error| error.kind() == ErrorKind::NoSpace);
+        self.commits.lacks_room.store(lacks_room, Ordering::Relaxed);
         match &written {
             Ok(()) => self.commits.ended.store(number, Ordering::SeqCst),
-            // What was taken is nowhere any more.
+            Err(_) if lacks_room => {}
             Err(error) => self.fail_stop(error),
         }
         written
+    }
+
+    /// Writes what an earlier commit had no room for, and then what has changed since.
+    async fn write_tables(&self, unwritten: &mut Option<L::Changes>) -> Result<()> {
+        if let Some(changes) = &*unwritten {
+            self.layout.write_changes(changes).await?;
+        }
+        *unwritten = self.layout.take_changes();
+        // Rule 1: the data of entries that were taken is durable before them.
+        self.barrier().await?;
+        if let Some(changes) = &*unwritten {
+            self.layout.write_changes(changes).await?;
+            *unwritten = None;
+            self.barrier().await?;
+        }
+        Ok(())
     }
 
     /// Commits where tables that wait take too much memory.

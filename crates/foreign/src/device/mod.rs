@@ -14,7 +14,8 @@
 //! - What lies at a place of data is read and written by [`Core::request`] alone, which decrypts and encrypts it
 //!   where the image is encrypted.
 //! - Changes of one block take turns (rule 9); those of others run side by side.
-//! - After a failed write of tables reads go on, and changes fail with the first reason (rule 11).
+//! - After a failed write of tables reads go on, and changes fail with the first reason (rule 11). For want of room
+//!   alone they go on, too: the next commit writes what that one did not, as absolute bytes, once more.
 
 mod commit;
 mod image;
@@ -59,7 +60,7 @@ struct Core<L: Layout> {
     /// In bytes of the guest.
     ranges: Arc<RangeLock>,
     changes: Changes,
-    commits: Commits,
+    commits: Commits<L::Changes>,
     /// The size that a resize is about to set, which changes of its own may reach already.
     coming_bytes: AtomicU64,
     /// Why there are no more changes.

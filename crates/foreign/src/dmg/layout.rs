@@ -232,7 +232,7 @@ impl Layout for DmgLayout {
         None
     }
 
-    async fn write_changes(&self, _changes: ()) -> Result<()> {
+    async fn write_changes(&self, _changes: &()) -> Result<()> {
         Ok(())
     }
 }

@@ -294,8 +294,8 @@ impl Layout for ParallelsLayout {
         self.table.changed_bytes()
     }
 
-    async fn write_changes(&self, changes: ParallelsChanges) -> Result<()> {
-        self.table.write(changes.0).await
+    async fn write_changes(&self, changes: &ParallelsChanges) -> Result<()> {
+        self.table.write(&changes.0).await
     }
 
     async fn end_changes(&self) -> Result<()> {

@@ -167,8 +167,8 @@ impl Layout for QcowLayout {
         self.tables.changed_bytes()
     }
 
-    async fn write_changes(&self, changes: QcowChanges) -> Result<()> {
-        self.tables.write(changes.0).await
+    async fn write_changes(&self, changes: &QcowChanges) -> Result<()> {
+        self.tables.write(&changes.0).await
     }
 
     async fn end_changes(&self) -> Result<()> {

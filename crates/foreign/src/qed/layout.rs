@@ -145,8 +145,8 @@ impl Layout for QedLayout {
         self.tables.changed_bytes()
     }
 
-    async fn write_changes(&self, changes: QedChanges) -> Result<()> {
-        self.tables.write(changes.0).await
+    async fn write_changes(&self, changes: &QedChanges) -> Result<()> {
+        self.tables.write(&changes.0).await
     }
 
     async fn end_changes(&self) -> Result<()> {

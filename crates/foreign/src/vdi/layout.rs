@@ -231,7 +231,7 @@ impl Layout for VdiLayout {
         self.state.lock().map.changed_bytes()
     }
 
-    async fn write_changes(&self, changes: VdiChanges) -> Result<()> {
+    async fn write_changes(&self, changes: &VdiChanges) -> Result<()> {
         let [file] = &self.file;
         if let Some(count) = changes.count {
             write_at(&**file, ALLOCATED_AT as u64, &count.to_le_bytes()).await?;

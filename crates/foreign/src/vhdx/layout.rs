@@ -484,9 +484,9 @@ impl Layout for VhdxLayout {
         self.table.read().changed.len() as u64 * PAGE_BYTES
     }
 
-    async fn write_changes(&self, changes: VhdxChanges) -> Result<()> {
+    async fn write_changes(&self, changes: &VhdxChanges) -> Result<()> {
         let mut writer = self.writer.lock().await;
-        writer.write(changes.pages, changes.file_bytes).await
+        writer.write(&changes.pages, changes.file_bytes).await
     }
 
     async fn end_changes(&self) -> Result<()> {

@@ -265,7 +265,8 @@ fn changes_through_the_log_are_made_whole_or_not_at_all() {
         let (mut logs, mut moments) = (Vec::new(), Vec::new());
         for round in 1u8..8 {
             let pages = (0..PAGES as u64).map(|page| (place + page * 4096, vec![round; 4096]));
-            image.writer.write(pages.collect(), 0).await.unwrap();
+            let pages: Vec<_> = pages.collect();
+            image.writer.write(&pages, 0).await.unwrap();
             file.flush().await.unwrap();
             moments.push(recorded.moment());
             logs.push(image.writer.header().log);

@@ -40,6 +40,9 @@ pub(super) struct Writer {
     next_bytes: Option<u64>,
     /// The number of the entry that was written last.
     sequence: u64,
+    /// The log of the last entry, if the headers may not name it yet. They have to before another entry is
+    /// written: a header that was not written whole may count for all that.
+    uncounted: Option<Guid>,
 }
 
 impl Writer {
@@ -50,6 +53,7 @@ impl Writer {
             slot,
             next_bytes: None,
             sequence: 0,
+            uncounted: None,
         }
     }
 
@@ -127,13 +131,18 @@ impl Writer {
 
     /// Writes pages by way of the log. Those of the call before are durable in place.
     /// `flushed_file_bytes`: the file is so long, durably.
-    pub(super) async fn write(&mut self, pages: Pages, flushed_file_bytes: u64) -> Result<()> {
+    ///
+    /// If there was no room, the same pages may be written once more. An entry that counts then, with some of its
+    /// pages not in place, gives way to another one: all these pages lead to durable data.
+    pub(super) async fn write(
+        &mut self,
+        pages: &[(u64, Vec<u8>)],
+        flushed_file_bytes: u64,
+    ) -> Result<()> {
         let per_entry = self.pages_per_entry()?;
         let count = pages.len().div_ceil(per_entry);
-        let mut pages = pages.into_iter();
-        for index in 0..count {
-            let some: Pages = pages.by_ref().take(per_entry).collect();
-            self.write_entry(&some, flushed_file_bytes).await?;
+        for (index, some) in pages.chunks(per_entry).enumerate() {
+            self.write_entry(some, flushed_file_bytes).await?;
             let writes = some
                 .iter()
                 .map(|(at_bytes, page)| fields::write_at(&*self.file, *at_bytes, page));
@@ -164,6 +173,7 @@ impl Writer {
         pages: &[(u64, Vec<u8>)],
         flushed_file_bytes: u64,
     ) -> Result<()> {
+        self.count_entry().await?;
         let sectors = log::descriptor_sectors(pages.len()) + pages.len();
         let len_bytes = (sectors * SECTOR_BYTES) as u64;
         let room = self
@@ -186,11 +196,18 @@ impl Writer {
         let place = self.header.log_offset_bytes + at_bytes;
         fields::write_at(&*self.file, place, &log::encode(header, pages)).await?;
         fields::barrier(&*self.file).await?;
-        if room.is_none() {
-            self.update_headers(|header| header.log = log).await?;
-        }
         self.sequence = sequence;
         self.next_bytes = Some(at_bytes + len_bytes);
+        self.uncounted = room.is_none().then_some(log);
+        self.count_entry().await
+    }
+
+    /// Has the headers say that the first entry of a log counts, which is durable.
+    async fn count_entry(&mut self) -> Result<()> {
+        if let Some(log) = self.uncounted {
+            self.update_headers(|header| header.log = log).await?;
+            self.uncounted = None;
+        }
         Ok(())
     }
 }

@@ -425,15 +425,12 @@ impl Layout for VmdkLayout {
         self.tables.changed_bytes() as u64
     }
 
-    async fn write_changes(&self, changes: VmdkChanges) -> Result<()> {
-        let writes = changes
-            .writes
-            .into_iter()
-            .map(async |(file, at_bytes, bytes)| {
-                write_at(&**self.storage(file)?, at_bytes, &bytes).await
-            });
+    async fn write_changes(&self, changes: &VmdkChanges) -> Result<()> {
+        let writes = changes.writes.iter().map(async |(file, at_bytes, bytes)| {
+            write_at(&**self.storage(*file)?, *at_bytes, bytes).await
+        });
         finish_all(WRITES_AT_ONCE, writes).await?;
-        self.tables.written(changes.keys);
+        self.tables.written(&changes.keys);
         Ok(())
     }
 

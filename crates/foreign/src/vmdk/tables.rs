@@ -196,10 +196,10 @@ impl Tables {
     }
 
     /// What was taken of these tables is on disk.
-    pub(super) fn written(&self, keys: impl IntoIterator<Item = Key>) {
+    pub(super) fn written(&self, keys: &[Key]) {
         let mut inner = self.inner.lock();
         for key in keys {
-            if let Some(slot) = inner.slots.get_mut(&key) {
+            if let Some(slot) = inner.slots.get_mut(key) {
                 slot.writing = slot.writing.saturating_sub(1);
             }
         }
@@ -279,7 +279,7 @@ mod tests {
             load(&tables, table);
         }
         assert!(is_there(&tables, 0), "it is being written");
-        tables.written([key(0)]);
+        tables.written(&[key(0)]);
         tables.unpin(key(1));
         drop(reader);
         for table in 100..150 {

@@ -443,11 +443,11 @@ impl Layout for VpcLayout {
         })
     }
 
-    async fn write_changes(&self, changes: VpcChanges) -> Result<()> {
+    async fn write_changes(&self, changes: &VpcChanges) -> Result<()> {
         let [file] = &self.file;
         let bits = vec![0xff; self.blocks()?.bitmap_bytes as usize];
-        let bitmaps = changes.bitmaps.into_iter();
-        let bitmaps = bitmaps.map(|at_bytes| fields::write_at(&**file, at_bytes, &bits));
+        let bitmaps = changes.bitmaps.iter();
+        let bitmaps = bitmaps.map(|at_bytes| fields::write_at(&**file, *at_bytes, &bits));
         finish_all(WRITES_AT_ONCE, bitmaps).await?;
         changes.table.write(&**file).await
     }

@@ -1,0 +1,183 @@
+//! A file system that is full for a while: whichever write finds no room, that request fails, and when there
+//! is room again all goes on, as if nothing had been.
+
+mod common;
+mod cuts;
+
+use std::sync::Arc;
+
+use common::run;
+use cuts::{Recorded, assert_between};
+use vellum::storage::MemStorage;
+use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags, Storage, ZeroRequest};
+use vellum_foreign::{parallels, qcow, qed, vdi, vhdx, vmdk, vpc};
+use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
+
+const MIB: u64 = 1 << 20;
+const SIZE_BYTES: u64 = 6 * MIB;
+const ENOSPC: i32 = 28;
+const ROUNDS: u64 = 3;
+const WRITES: u64 = 4;
+
+const FORMATS: [&str; 7] = ["parallels", "qcow", "qed", "vdi", "vhdx", "vmdk", "vpc"];
+
+async fn create(format: &str) -> Vec<u8> {
+    let memory = Arc::new(MemStorage::new());
+    let file: Arc<dyn Storage> = memory.clone();
+    let created = match format {
+        "parallels" => {
+            let options = parallels::CreateOptions::default().cluster_size_bytes(65536);
+            parallels::create(&file, &options.size_bytes(SIZE_BYTES)).await
+        }
+        "qcow" => {
+            let options = qcow::CreateOptions::default().size_bytes(SIZE_BYTES);
+            qcow::create(&file, &options).await
+        }
+        "qed" => {
+            let options = qed::CreateOptions::default()
+                .cluster_size_bytes(4096)
+                .table_size_clusters(1);
+            qed::create(&file, &options.size_bytes(SIZE_BYTES)).await
+        }
+        "vdi" => {
+            let options = vdi::CreateOptions::default().size_bytes(SIZE_BYTES);
+            vdi::create(&file, &options).await
+        }
+        "vhdx" => {
+            let options = vhdx::CreateOptions::default().block_size_bytes(MIB);
+            vhdx::create(&file, &options.size_bytes(SIZE_BYTES)).await
+        }
+        "vmdk" => {
+            let options = vmdk::CreateOptions::default().size_bytes(SIZE_BYTES);
+            vmdk::create(&file, &[], &options).await
+        }
+        _ => {
+            let options = vpc::CreateOptions::default().size_bytes(SIZE_BYTES);
+            vpc::create(&file, &options).await
+        }
+    };
+    created.unwrap();
+    memory.snapshot()
+}
+
+async fn open(format: &str, file: Arc<dyn Storage>) -> Arc<dyn BlockDevice> {
+    match format {
+        "parallels" => parallels::open(file, false).await.unwrap() as Arc<dyn BlockDevice>,
+        "qcow" => qcow::open(file, None, qcow::OpenOptions::default())
+            .await
+            .unwrap(),
+        "qed" => qed::open(file, None, false).await.unwrap(),
+        "vdi" => vdi::open(file, false).await.unwrap(),
+        "vhdx" => vhdx::open(file, None, vhdx::OpenOptions::default())
+            .await
+            .unwrap(),
+        "vmdk" => {
+            let descriptor = vmdk::read_descriptor(&*file).await.unwrap();
+            let options = vmdk::OpenOptions::default();
+            vmdk::open(file, descriptor, Vec::new(), None, &options)
+                .await
+                .unwrap()
+        }
+        _ => vpc::open(file, None, vpc::OpenOptions::default())
+            .await
+            .unwrap(),
+    }
+}
+
+/// Has a request done, once more if there was no room. Whether there was none.
+async fn insist<T, F: Future<Output = vellum::Result<T>>>(
+    what: &str,
+    request: impl Fn() -> F,
+) -> bool {
+    match request().await {
+        Ok(_) => false,
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::NoSpace, "{what}: {error}");
+            let again = request().await;
+            drop(again.unwrap_or_else(|error| panic!("{what}: there is room again: {error}")));
+            true
+        }
+    }
+}
+
+/// Writes to old blocks and new ones and flushes that; gives what was there for good at which moment, and how
+/// many requests found no room.
+async fn change(
+    what: &str,
+    device: &dyn BlockDevice,
+    file: &Recorded,
+) -> (Vec<(usize, Vec<u8>)>, usize) {
+    let mut bytes = vec![0; SIZE_BYTES as usize];
+    let mut states = vec![(file.moment(), bytes.clone())];
+    let mut failed = 0;
+    for round in 0..ROUNDS {
+        for number in 0..WRITES {
+            // Each place once.
+            let at = (number * MIB + round * 200 * 1024) as usize;
+            let piece = &mut bytes[at..at + 5000];
+            piece.fill((round * WRITES + number) as u8 + 1);
+            let flags = RequestFlags::default();
+            let write = || device.write(at as u64, Buffer::copy_of(piece), flags);
+            failed += usize::from(insist(what, write).await);
+        }
+        let zeroed = 4 * MIB + round * 65536;
+        let zero = || device.write_zeroes(zeroed, 65536, ZeroRequest::default());
+        failed += usize::from(insist(what, zero).await);
+        failed += usize::from(insist(what, || device.flush()).await);
+        states.push((file.moment(), bytes.clone()));
+    }
+    (states, failed)
+}
+
+/// Fails one request of the image's file, and cuts the power after it. Whether there was such a request.
+async fn fail_one(format: &str, operation: Operation, number: usize) -> bool {
+    let what = format!("{format}, {operation:?} {number}");
+    let recorded = Recorded::new(create(format).await);
+    let file = FaultStorage::new(recorded.clone());
+    let device = open(format, file.clone()).await;
+    let begun = recorded.moment();
+    file.fail(Matching::operation(operation), number, Times::Once, ENOSPC);
+    let (mut states, failed) = change(&what, &*device, &recorded).await;
+    file.heal();
+    device.close().await.unwrap();
+    let bytes = states[states.len() - 1].1.clone();
+    states.push((recorded.moment(), bytes.clone()));
+    let random = &mut fastrand::Rng::with_seed(number as u64);
+    for moment in (begun..=recorded.moment()).step_by(7) {
+        let at = states.iter().rposition(|(at, _)| *at <= moment).unwrap();
+        let (before, after) = (&states[at].1, &states[(at + 1).min(states.len() - 1)].1);
+        let image = MemStorage::with_bytes(recorded.cut(moment, random));
+        let read = read_all(format, image).await;
+        assert_between(&read, before, after, &format!("{what}, cut at {moment}"));
+    }
+    let moment = recorded.moment();
+    let whole = MemStorage::with_bytes(recorded.cut(moment, random));
+    assert!(read_all(format, whole).await == bytes, "{what}");
+    failed > 0
+}
+
+async fn read_all(format: &str, image: MemStorage) -> Vec<u8> {
+    let device = open(format, Arc::new(image)).await;
+    let read = device.read(0, Buffer::for_read(SIZE_BYTES as usize)).await;
+    read.unwrap().to_vec()
+}
+
+#[test]
+fn all_goes_on_when_there_is_room_again() {
+    for format in FORMATS {
+        for operation in [
+            Operation::Write,
+            Operation::WriteZeroes,
+            Operation::Truncate,
+        ] {
+            run(async {
+                let mut number = 0;
+                while fail_one(format, operation, number).await {
+                    number += 1;
+                }
+                println!("{format}: {number} of {operation:?}");
+                assert!(number > 15 || operation != Operation::Write, "{format}");
+            });
+        }
+    }
+}
