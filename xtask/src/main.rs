@@ -56,7 +56,7 @@ usage: cargo xtask TASK [ARGUMENTS]
   fuzz [--seconds N] [--keep | --replay] [TARGET...]
                              run the fuzz targets; --keep adds what reaches new code
                              to their corpora
-  iotests [--protocol file|fuse | --machine PROGRAM [--beside]] [--real img,io,nbd,qsd] [--vellum PROGRAM] [TEST...]
+  iotests [--format NAME | --protocol file|fuse | --machine PROGRAM [--beside]] [--real img,io,nbd,qsd] [--vellum PROGRAM] [TEST...]
                              QEMU's own tests with our programs in the place of QEMU's
   interleavings [--times N] [--seed S] [TEST]
                              what lanes share, with every thread's turns decided by a seed

@@ -1,6 +1,6 @@
 //! Formats other than qcow2, as scenarios see them.
 
-use super::shape::{Backing, DataFile, Shape};
+use super::shape::{Backing, DataFile, LARGEST_BYTES, Shape};
 use crate::random::Random;
 
 /// A format of which QEMU writes images.
@@ -24,6 +24,8 @@ pub struct Foreign {
     pub discards_alike: bool,
     /// QEMU does several requests at once without an assertion that fails.
     pub writes_at_once: bool,
+    /// How large a disk may be for QEMU to be done in seconds: of some it looks at every cluster by itself.
+    pub most_bytes: u64,
 }
 
 const FORMATS: &[Foreign] = &[
@@ -43,6 +45,7 @@ const FORMATS: &[Foreign] = &[
         resizes_alike: true,
         discards_alike: true,
         writes_at_once: true,
+        most_bytes: LARGEST_BYTES,
     },
     Foreign {
         name: "vhdx",
@@ -58,6 +61,7 @@ const FORMATS: &[Foreign] = &[
         resizes_alike: true,
         discards_alike: true,
         writes_at_once: true,
+        most_bytes: LARGEST_BYTES,
     },
     Foreign {
         name: "vpc",
@@ -73,6 +77,7 @@ const FORMATS: &[Foreign] = &[
         resizes_alike: true,
         discards_alike: true,
         writes_at_once: true,
+        most_bytes: LARGEST_BYTES,
     },
     Foreign {
         name: "vdi",
@@ -84,6 +89,7 @@ const FORMATS: &[Foreign] = &[
         resizes_alike: true,
         discards_alike: true,
         writes_at_once: true,
+        most_bytes: LARGEST_BYTES,
     },
     Foreign {
         name: "parallels",
@@ -95,6 +101,7 @@ const FORMATS: &[Foreign] = &[
         resizes_alike: false,
         discards_alike: false,
         writes_at_once: true,
+        most_bytes: LARGEST_BYTES,
     },
     Foreign {
         name: "qed",
@@ -111,6 +118,7 @@ const FORMATS: &[Foreign] = &[
         resizes_alike: true,
         discards_alike: true,
         writes_at_once: false,
+        most_bytes: LARGEST_BYTES,
     },
     Foreign {
         name: "qcow",
@@ -122,6 +130,7 @@ const FORMATS: &[Foreign] = &[
         resizes_alike: true,
         discards_alike: true,
         writes_at_once: true,
+        most_bytes: 128 << 20,
     },
 ];
 

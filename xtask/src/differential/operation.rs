@@ -35,10 +35,10 @@ pub enum Mode {
 }
 
 impl Mode {
-    fn random(random: &mut Random) -> Mode {
+    fn random(random: &mut Random, shape: &Shape) -> Mode {
         match random.below(20) {
             0 => Mode::Flags(&["-d", "ignore"]),
-            1 => Mode::Flags(&["-n"]),
+            1 if shape.takes_direct_io() => Mode::Flags(&["-n"]),
             2 => Mode::Flags(&["-t", "unsafe"]),
             3 => Mode::Flags(&["-t", "writethrough"]),
             4 => Mode::DetectZeroes("on"),
@@ -71,7 +71,7 @@ impl Batch {
                 .collect(),
             false => Vec::new(),
         };
-        let mode = Mode::random(random);
+        let mode = Mode::random(random, shape);
         let count = random.between(1, 14);
         let groups = (0..count).map(|_| group(random, shape)).collect();
         Batch {

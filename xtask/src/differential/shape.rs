@@ -7,6 +7,8 @@ use super::foreign::Foreign;
 use crate::random::Random;
 
 const SECTOR_BYTES: u64 = 512;
+/// The largest disk.
+pub const LARGEST_BYTES: u64 = 1 << 36;
 /// A compressed write of a qcow2 image has at most so many clusters.
 pub const MOST_COMPRESSED: u64 = 3;
 
@@ -160,7 +162,9 @@ impl Shape {
     fn widen(&mut self, random: &mut Random) {
         let entry_bytes = if self.extended_l2 { 16 } else { 8 };
         let table_reach = self.cluster_bytes() / entry_bytes * self.cluster_bytes();
-        let most_bytes = 1_u64 << 36;
+        let most_bytes = self
+            .foreign
+            .map_or(LARGEST_BYTES, |(format, _)| format.most_bytes);
         let more_bytes = random.below(most_bytes / SECTOR_BYTES) * SECTOR_BYTES;
         if self.data_file == DataFile::ExternalRaw {
             // All of it is mapped from the start, and would all be compared.
@@ -298,6 +302,13 @@ impl Shape {
     /// on its name: to make a key slot takes either tool a second or two.
     pub fn can_copy(&self) -> bool {
         self.encrypted && self.data_file == DataFile::Inside
+    }
+
+    /// Whether QEMU's direct I/O leaves images whole: of a fixed VPC image it makes the file longer, so that the
+    /// footer is not its end.
+    pub fn takes_direct_io(&self) -> bool {
+        self.foreign
+            .is_none_or(|(format, options)| format.name != "vpc" || !options.contains("fixed"))
     }
 
     /// Whether there may be compressed writes at first: those to clusters that are

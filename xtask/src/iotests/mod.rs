@@ -1,6 +1,8 @@
 //! `cargo xtask iotests`: QEMU's own tests of qcow2 with our programs in the place
 //! of QEMU's.
 //!
+//! With `--format NAME` the images of the tests are of that format instead.
+//!
 //! With `--protocol fuse` the images of the tests are exports of the storage daemon's, files on
 //! which the image's own bytes appear.
 //!
@@ -47,6 +49,20 @@ const MACHINE_LIST_FILE: &str = "tests/iotests-qsd.txt";
 /// The tests in which it cannot.
 const BESIDE_LIST_FILE: &str = "tests/iotests-vm.txt";
 
+/// Formats other than qcow2; each has a list of its tests.
+const FORMATS: [&str; 10] = [
+    "bochs",
+    "cloop",
+    "dmg",
+    "parallels",
+    "qcow",
+    "qed",
+    "vdi",
+    "vhdx",
+    "vmdk",
+    "vpc",
+];
+
 /// Between the format and the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Protocol {
@@ -85,6 +101,8 @@ impl FromStr for Protocol {
 }
 
 struct Arguments {
+    /// One of [`FORMATS`].
+    format: Option<String>,
     protocol: Protocol,
     machine: Option<PathBuf>,
     /// What tests print is compared with what they print with QEMU's programs.
@@ -101,13 +119,8 @@ struct Arguments {
 pub fn run(parser: lexopt::Parser) -> Result<()> {
     let arguments = parse(parser)?;
     let workspace = Workspace::locate()?;
-    let list_file = match arguments.machine {
-        Some(_) if arguments.beside => BESIDE_LIST_FILE,
-        Some(_) => MACHINE_LIST_FILE,
-        None if arguments.beside => bail!("--beside needs --machine"),
-        None => arguments.protocol.list_file(),
-    };
-    let list = List::read(&workspace.root.join(list_file))?;
+    let list_file = list_file(&arguments)?;
+    let list = List::read(&workspace.root.join(&list_file))?;
     setup::ensure()?;
     let vellum = match &arguments.vellum {
         Some(path) => std::path::absolute(path)?,
@@ -136,6 +149,7 @@ pub fn run(parser: lexopt::Parser) -> Result<()> {
         work: work.path(),
         results: workspace.fresh_folder("iotests")?,
         leftovers: Leftovers::adopt()?,
+        format: arguments.format.as_deref().unwrap_or("qcow2"),
         protocol: arguments.protocol,
         list_file,
         image_options: arguments.image_options.as_deref(),
@@ -148,8 +162,25 @@ pub fn run(parser: lexopt::Parser) -> Result<()> {
     campaign.play(&list, &tests)
 }
 
+/// The list of the tests that are run.
+fn list_file(arguments: &Arguments) -> Result<String> {
+    let has_machine = arguments.machine.is_some();
+    let list_file = match &arguments.format {
+        Some(_) if has_machine || arguments.protocol != Protocol::File => {
+            bail!("--format takes neither --machine nor --protocol")
+        }
+        Some(format) => format!("tests/iotests-{format}.txt"),
+        None if has_machine && arguments.beside => BESIDE_LIST_FILE.to_owned(),
+        None if has_machine => MACHINE_LIST_FILE.to_owned(),
+        None if arguments.beside => bail!("--beside needs --machine"),
+        None => arguments.protocol.list_file().to_owned(),
+    };
+    Ok(list_file)
+}
+
 fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
     let mut arguments = Arguments {
+        format: None,
         protocol: Protocol::File,
         machine: None,
         beside: false,
@@ -163,6 +194,13 @@ fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
     while let Some(argument) = parser.next()? {
         match argument {
             Arg::Long("vellum") => arguments.vellum = Some(parser.value()?.into()),
+            Arg::Long("format") => {
+                let name = parser.value()?.string()?;
+                if !FORMATS.contains(&name.as_str()) {
+                    bail!("--format takes {}, not '{name}'", FORMATS.join(", "));
+                }
+                arguments.format = Some(name);
+            }
             Arg::Long("protocol") => arguments.protocol = parser.value()?.parse()?,
             Arg::Long("machine") => arguments.machine = Some(parser.value()?.into()),
             Arg::Long("beside") => arguments.beside = true,
@@ -193,8 +231,9 @@ struct Campaign<'a> {
     /// Where the logs of failed tests go.
     results: PathBuf,
     leftovers: Leftovers,
+    format: &'a str,
     protocol: Protocol,
-    list_file: &'static str,
+    list_file: String,
     image_options: Option<&'a str>,
     time_limit: Duration,
 }
@@ -219,7 +258,7 @@ impl Campaign<'_> {
             println!("{}", line(name, &outcome));
             tally.add(name, &outcome, list.expectation(name));
         }
-        tally.report(&self.results, self.list_file)
+        tally.report(&self.results, &self.list_file)
     }
 }
 

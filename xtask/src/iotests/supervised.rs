@@ -118,7 +118,8 @@ fn command(campaign: &Campaign<'_>, name: &str, folder: &Path) -> Result<Command
         .arg(&campaign.suite.folder)
         .arg("--build-dir")
         .arg(&build)
-        .args(["--color", "off", "-qcow2", campaign.protocol.option()])
+        .args(["--color", "off", campaign.protocol.option()])
+        .arg(format!("-{}", campaign.format))
         .current_dir(&build)
         .envs(
             campaign
