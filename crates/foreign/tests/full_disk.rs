@@ -7,7 +7,7 @@ mod cuts;
 use std::sync::Arc;
 
 use common::run;
-use cuts::{Recorded, assert_between};
+use cuts::{Recorded, States, around, assert_between};
 use vellum::storage::MemStorage;
 use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags, Storage, ZeroRequest};
 use vellum_foreign::{parallels, qcow, qed, vdi, vhdx, vmdk, vpc};
@@ -102,11 +102,7 @@ async fn insist<T, F: Future<Output = vellum::Result<T>>>(
 
 /// Writes to old blocks and new ones and flushes that; gives what was there for good at which moment, and how
 /// many requests found no room.
-async fn change(
-    what: &str,
-    device: &dyn BlockDevice,
-    file: &Recorded,
-) -> (Vec<(usize, Vec<u8>)>, usize) {
+async fn change(what: &str, device: &dyn BlockDevice, file: &Recorded) -> (States, usize) {
     let mut bytes = vec![0; SIZE_BYTES as usize];
     let mut states = vec![(file.moment(), bytes.clone())];
     let mut failed = 0;
@@ -144,8 +140,7 @@ async fn fail_one(format: &str, operation: Operation, number: usize) -> bool {
     states.push((recorded.moment(), bytes.clone()));
     let random = &mut fastrand::Rng::with_seed(number as u64);
     for moment in (begun..=recorded.moment()).step_by(7) {
-        let at = states.iter().rposition(|(at, _)| *at <= moment).unwrap();
-        let (before, after) = (&states[at].1, &states[(at + 1).min(states.len() - 1)].1);
+        let (before, after) = around(&states, moment);
         let image = MemStorage::with_bytes(recorded.cut(moment, random));
         let read = read_all(format, image).await;
         assert_between(&read, before, after, &format!("{what}, cut at {moment}"));

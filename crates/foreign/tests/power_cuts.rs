@@ -8,7 +8,7 @@ mod cuts;
 use std::sync::Arc;
 
 use common::run;
-use cuts::{Recorded, assert_between};
+use cuts::{Recorded, States, around, assert_between};
 use vellum::storage::MemStorage;
 use vellum::{BlockDevice, Buffer, Buffers, Raw, RawOptions, RequestFlags, Storage, ZeroRequest};
 use vellum_foreign::{BackingName, CheckReport, Fix, ForeignImage, parallels, qcow, qed};
@@ -109,11 +109,7 @@ async fn read_all(device: &dyn BlockDevice) -> Vec<u8> {
 }
 
 /// Changes an image, with a flush now and then; at which moment which bytes were there for good.
-async fn change(
-    format: Format,
-    file: &Arc<Recorded>,
-    random: &mut fastrand::Rng,
-) -> Vec<(usize, Vec<u8>)> {
+async fn change(format: Format, file: &Arc<Recorded>, random: &mut fastrand::Rng) -> States {
     let device = format.open(file.clone()).await;
     let mut bytes = match format.has_backing() {
         true => base(),
@@ -164,8 +160,7 @@ fn cut_at_all_moments(format: Format, seed: u64) {
         let states = change(format, &file, random).await;
         let step = (file.moment() / CUTS).max(1);
         for moment in (states[0].0..=file.moment()).step_by(step) {
-            let at = states.iter().rposition(|(at, _)| *at <= moment).unwrap();
-            let (before, after) = (&states[at].1, &states[(at + 1).min(states.len() - 1)].1);
+            let (before, after) = around(&states, moment);
             let image = file.cut(moment, random);
             let what = format!("{format:?}, seed {seed}, cut at {moment}");
             let image: Arc<dyn Storage> = Arc::new(MemStorage::with_bytes(image));

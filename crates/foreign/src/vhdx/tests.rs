@@ -21,10 +21,9 @@ use crate::device::ForeignImage;
 use crate::facts::Fix;
 
 #[path = "../../tests/cuts/mod.rs"]
-#[allow(dead_code, reason = "other tests use all of it")]
 mod cuts;
 
-use cuts::Recorded;
+use cuts::{Recorded, around, assert_between, write_in_rounds};
 
 const MIB: usize = 1 << 20;
 const SIZE_BYTES: usize = 6 * MIB + 4096;
@@ -213,6 +212,27 @@ fn writes_to_a_differencing_image_are_those_of_the_model() {
             assert_eq!(found.messages, Vec::<String>::new(), "seed {seed}");
         });
     }
+}
+
+/// Also where a block of the image holds only some sectors.
+#[test]
+fn a_power_cut_loses_nothing_that_was_flushed_to_a_differencing_image() {
+    lane::block_on(async {
+        let below = random_bytes(1, SIZE_BYTES);
+        let (bytes, model) = differencing(Guid::BAT_REGION, &below).await;
+        let random = &mut fastrand::Rng::with_seed(2);
+        let file = Recorded::new(bytes);
+        let device = open(file.clone(), Some(raw(&below)), OpenOptions::default());
+        let device = device.await.unwrap();
+        let states = write_in_rounds(&*device, &file, model, random).await;
+        for moment in (states[0].0..=file.moment()).step_by(3) {
+            let cut = Arc::new(MemStorage::with_bytes(file.cut(moment, random)));
+            let device = open(cut, Some(raw(&below)), OpenOptions::default());
+            let read = read_all(&*device.await.unwrap()).await;
+            let (before, after) = around(&states, moment);
+            assert_between(&read, before, after, &format!("cut at {moment}"));
+        }
+    });
 }
 
 #[test]

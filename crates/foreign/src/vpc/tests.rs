@@ -16,6 +16,11 @@ use super::{CreateOptions, OpenOptions, create, open, parent};
 use crate::device::ForeignImage;
 use crate::fields::put;
 
+#[path = "../../tests/cuts/mod.rs"]
+mod cuts;
+
+use cuts::{Recorded, around, assert_between, write_in_rounds};
+
 const BLOCK: usize = BLOCK_BYTES as usize;
 const SIZE_BYTES: usize = 4 * BLOCK + 5120;
 const PARENT_ID: [u8; 16] = [9; 16];
@@ -170,6 +175,27 @@ fn writes_to_a_differencing_image_are_those_of_the_model() {
             }
         });
     }
+}
+
+/// Also where a block of the image holds only some sectors.
+#[test]
+fn a_power_cut_loses_nothing_that_was_flushed_to_a_differencing_image() {
+    lane::block_on(async {
+        let below = random_bytes(1, SIZE_BYTES);
+        let (bytes, model) = differencing(&below);
+        let random = &mut fastrand::Rng::with_seed(2);
+        let file = Recorded::new(bytes);
+        let device = open(file.clone(), Some(raw(&below)), OpenOptions::default());
+        let device = device.await.unwrap();
+        let states = write_in_rounds(&*device, &file, model, random).await;
+        for moment in (states[0].0..=file.moment()).step_by(3) {
+            let cut = Arc::new(MemStorage::with_bytes(file.cut(moment, random)));
+            let device = open(cut, Some(raw(&below)), OpenOptions::default());
+            let read = read_all(&*device.await.unwrap()).await;
+            let (before, after) = around(&states, moment);
+            assert_between(&read, before, after, &format!("cut at {moment}"));
+        }
+    });
 }
 
 #[test]

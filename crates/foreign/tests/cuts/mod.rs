@@ -1,11 +1,12 @@
 //! Power cuts: a storage that remembers what was asked of it, and what a disk may hold if the power
 //! goes at one moment of that.
+#![allow(dead_code, reason = "each test uses some of it")]
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use vellum::storage::{Capabilities, MemStorage, WriteFlags, ZeroFlags};
-use vellum::{Buffers, Io, Result, Storage};
+use vellum::{BlockDevice, Buffer, Buffers, Io, RequestFlags, Result, Storage, ZeroRequest};
 
 #[derive(Debug, Clone)]
 enum Event {
@@ -120,6 +121,49 @@ impl Storage for Recorded {
         self.note(Event::Length(len_bytes));
         self.inner.truncate(len_bytes)
     }
+}
+
+/// What a disk holds for good from each of some moments on, the first before any change.
+pub type States = Vec<(usize, Vec<u8>)>;
+
+/// What a disk holds for good at a moment, and what it is to hold next.
+pub fn around(states: &States, moment: usize) -> (&[u8], &[u8]) {
+    let at = states.iter().rposition(|(at, _)| *at <= moment).unwrap();
+    (&states[at].1, &states[(at + 1).min(states.len() - 1)].1)
+}
+
+/// Writes to a disk, whose content is `bytes`, and closes it; in rounds that end with a flush, to each place once a
+/// round.
+pub async fn write_in_rounds(
+    device: &dyn BlockDevice,
+    file: &Recorded,
+    mut bytes: Vec<u8>,
+    random: &mut fastrand::Rng,
+) -> States {
+    const PLACE_BYTES: usize = 128 << 10;
+    let mut states = vec![(file.moment(), bytes.clone())];
+    for round in 1..4 {
+        let mut places: Vec<usize> = (0..bytes.len() / PLACE_BYTES).collect();
+        random.shuffle(&mut places);
+        for (number, place) in places.into_iter().take(8).enumerate() {
+            let len = 512 * random.usize(1..80);
+            let at = place * PLACE_BYTES + 512 * random.usize(0..=(PLACE_BYTES - len) / 512);
+            if number == 0 {
+                bytes[at..at + len].fill(0);
+                let zeroed = device.write_zeroes(at as u64, len as u64, ZeroRequest::default());
+                zeroed.await.unwrap();
+            } else {
+                bytes[at..at + len].fill(round);
+                let buffer = Buffer::copy_of(&bytes[at..at + len]);
+                let written = device.write(at as u64, buffer, RequestFlags::default());
+                written.await.unwrap();
+            }
+        }
+        device.flush().await.unwrap();
+        states.push((file.moment(), bytes.clone()));
+    }
+    device.close().await.unwrap();
+    states
 }
 
 /// Sectors of a disk at two moments: after a cut between them each is as at one or the other.
