@@ -14,6 +14,9 @@
 pub mod bochs;
 pub mod cloop;
 mod clusters;
+#[cfg(test)]
+#[path = "../tests/cuts/mod.rs"]
+mod cuts;
 mod device;
 pub mod dmg;
 mod entries;

@@ -18,6 +18,8 @@ const SIZE_BYTES: u64 = 6 * MIB;
 const ENOSPC: i32 = 28;
 const ROUNDS: u64 = 3;
 const WRITES: u64 = 4;
+/// At about so many moments of each run the power is cut.
+const CUTS: usize = 5;
 
 const FORMATS: [&str; 7] = ["parallels", "qcow", "qed", "vdi", "vhdx", "vmdk", "vpc"];
 
@@ -139,7 +141,8 @@ async fn fail_one(format: &str, operation: Operation, number: usize) -> bool {
     let bytes = states[states.len() - 1].1.clone();
     states.push((recorded.moment(), bytes.clone()));
     let random = &mut fastrand::Rng::with_seed(number as u64);
-    for moment in (begun..=recorded.moment()).step_by(7) {
+    let step = (recorded.moment() - begun) / CUTS + 1;
+    for moment in (begun..=recorded.moment()).step_by(step) {
         let (before, after) = around(&states, moment);
         let image = MemStorage::with_bytes(recorded.cut(moment, random));
         let read = read_all(format, image).await;

@@ -17,13 +17,9 @@ use super::log::Log;
 use super::parent::tests::encode;
 use super::replay::OnLog;
 use super::{CreateOptions, OpenOptions, check, create, le, open, parent};
+use crate::cuts::{Recorded, around, assert_between, write_in_rounds};
 use crate::device::ForeignImage;
 use crate::facts::Fix;
-
-#[path = "../../tests/cuts/mod.rs"]
-mod cuts;
-
-use cuts::{Recorded, around, assert_between, write_in_rounds};
 
 const MIB: usize = 1 << 20;
 const SIZE_BYTES: usize = 6 * MIB + 4096;

@@ -13,13 +13,9 @@ use super::footer::{Footer, Kind};
 use super::geometry::Geometry;
 use super::header::{BLOCK_BYTES, Header, put_checksum};
 use super::{CreateOptions, OpenOptions, create, open, parent};
+use crate::cuts::{Recorded, around, assert_between, write_in_rounds};
 use crate::device::ForeignImage;
 use crate::fields::put;
-
-#[path = "../../tests/cuts/mod.rs"]
-mod cuts;
-
-use cuts::{Recorded, around, assert_between, write_in_rounds};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 const SIZE_BYTES: usize = 4 * BLOCK + 5120;
