@@ -24,7 +24,8 @@ pub struct Foreign {
     pub discards_alike: bool,
     /// QEMU does several requests at once without an assertion that fails.
     pub writes_at_once: bool,
-    /// How large a disk may be for QEMU to be done in seconds: of some it looks at every cluster by itself.
+    /// How large a disk may be for QEMU to be done in seconds: some it reads whole, of others
+    /// it looks at every cluster by itself.
     pub most_bytes: u64,
 }
 
@@ -61,7 +62,7 @@ const FORMATS: &[Foreign] = &[
         resizes_alike: true,
         discards_alike: true,
         writes_at_once: true,
-        most_bytes: LARGEST_BYTES,
+        most_bytes: 1 << 30,
     },
     Foreign {
         name: "vpc",
