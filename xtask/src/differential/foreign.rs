@@ -119,7 +119,8 @@ const FORMATS: &[Foreign] = &[
         resizes_alike: true,
         discards_alike: true,
         writes_at_once: false,
-        most_bytes: LARGEST_BYTES,
+        // An assertion of QEMU's fails for the map of a larger run of nothing.
+        most_bytes: 1 << 30,
     },
     Foreign {
         name: "qcow",
