@@ -1,5 +1,6 @@
 //! Nodes whose server takes its time: whoever asks for one waits, and nobody else does.
 
+use std::io::Read;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -134,6 +135,40 @@ fn a_silent_server_keeps_nobody_waiting_but_who_asked_for_it() {
     let _client = silent.client();
     end_soon(daemon, &mut other);
     assert_eq!(kept(&place), ["disk", "slow"]);
+}
+
+/// Who comes after a client that has hung up while it waited is served, and what that one wanted is given
+/// up.
+#[test]
+fn nobody_waits_for_what_a_client_that_hung_up_waited_for() {
+    let place = Place::new();
+    let silent = Silent::listen(&place);
+    let (mut daemon, mut asker) = start(&place);
+    let begun = Instant::now();
+    let mut clients = Vec::new();
+    for name in ["slow", "slower"] {
+        asker.ask("blockdev-add", node(&place, name, "quiet"));
+        clients.push(silent.client());
+        drop(asker);
+        asker = Monitor::connect(&place);
+    }
+    let took = begun.elapsed();
+    assert!(took < 2 * SOON, "the next clients wait for {took:?}");
+    for (client, name) in clients.into_iter().zip(["slow", "slower"]) {
+        let null = json!({"driver": "null-co", "node-name": name});
+        until("the name is free", || {
+            daemon
+                .ask("blockdev-add", null.clone())
+                .get("error")
+                .is_none()
+        });
+        let wait = Some(Duration::from_secs(5));
+        client.set_read_timeout(wait).expect("a socket");
+        (&client).read_to_end(&mut Vec::new()).expect("it hangs up");
+    }
+    assert_eq!(kept(&place), ["disk", "slow", "slower"]);
+    drop(asker);
+    daemon.end();
 }
 
 /// Of two who want the same name the first one gets it, however long that takes.

@@ -9,6 +9,7 @@
 //!   changes it holds [`Daemon::parts`]. Nodes are opened beside that (`parts.rs`).
 //! - The end comes in one order: exports, the server, jobs, nodes.
 
+mod askers;
 mod chains;
 mod chardev;
 mod commands;
@@ -42,7 +43,8 @@ use vellum_io::{JoinHandle, spawn};
 
 use crate::nodes::Nodes;
 use crate::options::Options;
-use crate::{error_text, secret, throttle_groups, tls};
+use crate::{error_text, qmp, secret, throttle_groups, tls};
+use askers::Askers;
 use chardev::{Chardev, Chardevs};
 pub use chardev::{Port, backend_names};
 pub use commands::{carry_out, enabled_oob, package};
@@ -114,6 +116,8 @@ pub struct Daemon {
     pub stop: Stop,
     /// Everything but the monitors has ended.
     pub ended: Stop,
+    /// Who waits for what commands do.
+    askers: Askers,
     /// Those of `parts`, for whoever cannot wait for these.
     nodes: Nodes,
     /// What a state file is written from.
@@ -174,6 +178,7 @@ impl Daemon {
             events,
             stop: Stop::new(),
             ended: Stop::new(),
+            askers: Askers::default(),
             state: state::Recorder::default(),
         })
     }
@@ -238,7 +243,7 @@ impl Daemon {
 
     /// Serves one client of a monitor until it, or the daemon, is gone.
     pub async fn talk(self: &Rc<Self>, port: Port, pretty: bool) {
-        monitor::talk(self, port, pretty).await;
+        monitor::talk(self, port, pretty, Stop::new()).await;
     }
 
     /// Forgets the character devices: their sockets and links are removed.
@@ -269,10 +274,14 @@ impl Daemon {
 
     /// Waits until what some nodes stand on answers, before the parts are held: a server may be silent for as
     /// long as it likes, and whoever asks for something of its disk waits for that; other commands do not.
-    async fn wait_for_answers(&self, names: &[String]) -> Result<(), crate::qmp::Failure> {
-        let answered = self.nodes.wait_for_answers(names);
-        let ends = || crate::qmp::Failure::new("The program ends before the disk has answered");
-        self.stop.or_give_up(answered).await.ok_or_else(ends)
+    async fn wait_for_answers(&self, names: &[String]) -> Result<(), qmp::Failure> {
+        let answered = self.stop.or_give_up(self.nodes.wait_for_answers(names));
+        let Some(answered) = self.askers.or_give_up(answered).await else {
+            return Err(qmp::Failure::new(
+                "Nobody waits for the disk to answer any more",
+            ));
+        };
+        answered.ok_or_else(|| qmp::Failure::new("The program ends before the disk has answered"))
     }
 
     async fn end_all(&self) -> vellum::Result<()> {

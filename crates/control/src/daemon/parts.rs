@@ -72,12 +72,15 @@ fn ends() -> Failure {
 
 impl Daemon {
     /// Waits for what opens something, which may take as long as a server likes: not when the program
-    /// ends. To be called without the parts.
+    /// ends, nor for a client that has gone. To be called without the parts.
     pub(super) async fn open_beside<T, E: Into<Failure>>(
         &self,
         opening: impl Future<Output = Result<T, E>>,
     ) -> Result<T, Failure> {
-        let opened = self.stop.or_give_up(opening).await;
+        let opening = self.stop.or_give_up(opening);
+        let Some(opened) = self.askers.or_give_up(opening).await else {
+            return Err(Failure::new("Nobody waits for the node any more"));
+        };
         opened.ok_or_else(ends)?.map_err(Into::into)
     }
 

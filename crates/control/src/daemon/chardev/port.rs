@@ -55,6 +55,16 @@ impl Port {
         !matches!(self.wire, Wire::Ring(_) | Wire::Nobody)
     }
 
+    /// Whether a client that says no more has gone, and the next one has a port of its own.
+    pub(in crate::daemon) fn is_connection(&self) -> bool {
+        matches!(self.wire, Wire::Socket(_))
+    }
+
+    /// Whether whoever is at the other end has hung up, whatever is still to be received.
+    pub(in crate::daemon) fn has_peer_left(&self) -> bool {
+        matches!(&self.wire, Wire::Socket(stream) if stream.has_peer_left())
+    }
+
     /// Receives what is there; `None` when no more comes.
     pub(in crate::daemon) async fn receive(&self) -> Option<Vec<u8>> {
         match &self.wire {

@@ -11,10 +11,13 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::pin::pin;
 use std::rc::Rc;
+use std::time::Duration;
 
 use event_listener::Event;
 use futures_util::future::{Either, select};
 use serde_json::{Value, json};
+use vellum_export::nbd::Stop;
+use vellum_io::lane;
 
 use super::outbox::Outbox;
 use crate::daemon::chardev::Port;
@@ -24,6 +27,9 @@ use crate::qmp::{self, Class, Failure, Messages, Outcome, Request};
 /// QEMU's limit.
 const MAX_QUEUED: usize = 8;
 
+/// How often is looked whether a client that waits is still there.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// A request, or what is no request.
 type Message = Result<Value, Failure>;
 
@@ -32,6 +38,8 @@ pub(super) struct Session {
     daemon: Rc<Daemon>,
     outbox: Rc<Outbox>,
     offers_oob: bool,
+    /// The client has hung up.
+    gone: Stop,
     /// Commands may come.
     negotiated: Cell<bool>,
     oob: Cell<bool>,
@@ -43,11 +51,17 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(daemon: Rc<Daemon>, outbox: Rc<Outbox>, offers_oob: bool) -> Self {
+    pub(super) fn new(
+        daemon: Rc<Daemon>,
+        outbox: Rc<Outbox>,
+        offers_oob: bool,
+        gone: Stop,
+    ) -> Self {
         Session {
             daemon,
             outbox,
             offers_oob,
+            gone,
             negotiated: Cell::new(false),
             oob: Cell::new(false),
             queue: RefCell::default(),
@@ -69,7 +83,10 @@ impl Session {
         let working = pin!(self.work());
         let reading = pin!(self.read(port));
         if let Either::Right(((), working)) = select(working, reading).await {
-            // What is being carried out goes on to its end.
+            if port.is_connection() {
+                self.gone.request();
+            }
+            // What is being carried out goes on to its end, unless it waits for others.
             self.queue.borrow_mut().truncate(1);
             self.over.set(true);
             self.changed.notify(usize::MAX);
@@ -94,14 +111,14 @@ impl Session {
                         self.dispatch(message).await;
                         self.outbox.caught_up().await;
                     }
-                    message => self.put(message).await,
+                    message => self.put(message, port).await,
                 }
             }
         }
     }
 
     /// Puts a request at the end of the queue, and waits until there is room for another.
-    async fn put(&self, message: Message) {
+    async fn put(&self, message: Message, port: &Port) {
         self.queue.borrow_mut().push_back(message);
         self.changed.notify(usize::MAX);
         loop {
@@ -110,8 +127,20 @@ impl Session {
             if self.queue.borrow().len() < most {
                 return;
             }
-            changed.await;
+            // Nothing is received meanwhile, so nothing else tells.
+            match select(changed, pin!(self.notice_end(port))).await {
+                Either::Left(_) => {}
+                Either::Right(((), changed)) => changed.await,
+            }
         }
+    }
+
+    /// Waits until the client has hung up.
+    async fn notice_end(&self, port: &Port) {
+        while !port.has_peer_left() {
+            lane::sleep(PAUSE).await;
+        }
+        self.gone.request();
     }
 
     /// Carries out what is in the queue.
@@ -146,7 +175,9 @@ impl Session {
                 let Request {
                     command, arguments, ..
                 } = request;
-                let written = commands::write_out(&self.daemon, &command, arguments).await;
+                let written = commands::write_out(&self.daemon, &command, arguments);
+                let askers = &self.daemon.askers;
+                let written = askers.carry_out_for(&self.gone, written).await;
                 self.outbox.answer_line(qmp::line(written, id));
             }
             Ok(request) => {
@@ -190,7 +221,11 @@ impl Session {
                 Class::CommandNotFound,
                 "Expecting capabilities negotiation with 'qmp_capabilities'",
             )),
-            (name, true) => commands::carry_out(&self.daemon, name, arguments).await,
+            (name, true) => {
+                let outcome = commands::carry_out(&self.daemon, name, arguments);
+                let askers = &self.daemon.askers;
+                askers.carry_out_for(&self.gone, outcome).await
+            }
         }
     }
 }
