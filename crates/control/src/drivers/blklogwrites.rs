@@ -12,7 +12,7 @@ use crate::options::Options;
 
 pub(super) async fn open(
     mut options: Options,
-    _common: CommonOptions,
+    common: CommonOptions,
     around: OpenContext,
 ) -> Result<OpenedNode> {
     let append = options.take_bool("log-append")?.unwrap_or(false);
@@ -37,9 +37,10 @@ pub(super) async fn open(
     }
     let chosen = LogOptions {
         sector_bytes,
-        // One that is opened anew goes on where it was.
-        append: append || around.place.is_renewed(),
+        // One that is opened anew goes on where it was, also when another process has ended.
+        append: append || around.place.is_renewed() || around.place.restored,
         update_interval,
+        read_only: !common.writable,
     };
     let storage = LogWritesStorage::open(file.storage(), log.storage(), chosen).await?;
     let sector_bytes = storage.sector_bytes();

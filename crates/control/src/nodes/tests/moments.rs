@@ -183,6 +183,50 @@ fn a_log_goes_on_when_the_node_below_is_opened_anew() {
     });
 }
 
+/// So it is with a node that a state file has: what the process before has logged still counts.
+#[test]
+fn a_log_goes_on_when_its_node_comes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(path("disk"), vec![0; 1 << 20]).unwrap();
+    std::fs::write(path("log"), []).unwrap();
+    let entries = || {
+        let log = std::fs::read(path("log")).unwrap();
+        u64::from_le_bytes(log[16..24].try_into().unwrap())
+    };
+    let text = format!(
+        "driver=blklogwrites,node-name=logged,file.driver=file,file.filename={},\
+         log.driver=file,log.filename={}",
+        path("disk"),
+        path("log")
+    );
+    let options = |more: &str| Options::parse(&format!("{text}{more}")).unwrap();
+    lane::block_on(async {
+        let mut last = 0;
+        for (more, restored) in [
+            ("", false),
+            ("", true),
+            (",read-only=on", false),
+            ("", false),
+        ] {
+            let nodes = Nodes::live();
+            match restored {
+                true => nodes.open_restored(options(more)).await.unwrap().show(),
+                false => nodes.add(options(more)).await.unwrap(),
+            }
+            let is_kept = restored || !more.is_empty();
+            assert_eq!(entries(), if is_kept { last } else { 0 });
+            if more.is_empty() {
+                write(&nodes, "logged", 0, 2).await;
+                nodes.device("logged").unwrap().flush().await.unwrap();
+            }
+            nodes.close().await.unwrap();
+            assert_eq!(entries() == last, !more.is_empty(), "{restored}");
+            last = entries();
+        }
+    });
+}
+
 #[test]
 fn what_only_one_node_knows_is_not_begun_a_second_time() {
     let folder = tempfile::tempdir().unwrap();

@@ -14,7 +14,8 @@
 //! - Entries stand in the log in the order in which their requests ended, but a flush, as in
 //!   the kernel's logs, where it was asked for (`queue`).
 //! - When a flush or a durable write has ended for whoever asked for it, it stands in the log.
-//! - The number in sector 0 counts only entries that stand there whole.
+//! - The number in sector 0 counts only entries that stand there whole, of this log and not of one that
+//!   was there before.
 
 mod entry;
 mod queue;
@@ -45,6 +46,8 @@ pub struct LogOptions {
     pub append: bool,
     /// The number of entries is written after so many entries, and at a flush.
     pub update_interval: u64,
+    /// Nothing is written to the log, as to the storage whose changes it would have.
+    pub read_only: bool,
 }
 
 impl Default for LogOptions {
@@ -53,6 +56,7 @@ impl Default for LogOptions {
             sector_bytes: 512,
             append: false,
             update_interval: 4096,
+            read_only: false,
         }
     }
 }
@@ -92,6 +96,7 @@ impl Drop for Flush {
 pub struct LogWritesStorage {
     inner: Arc<dyn Storage>,
     log: Arc<Log>,
+    read_only: bool,
 }
 
 fn invalid(message: impl Into<String>) -> Error {
@@ -116,7 +121,7 @@ impl LogWritesStorage {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] in QEMU's words where the log that is to be
-    /// continued is none.
+    /// continued is none; failures of the log, which is begun before anything changes.
     pub async fn open(
         inner: Arc<dyn Storage>,
         log: Arc<dyn Storage>,
@@ -132,16 +137,22 @@ impl LogWritesStorage {
                 (options.sector_bytes, start)
             }
         };
+        let log = Log {
+            storage: log,
+            sector_bytes,
+            update_interval: options.update_interval,
+            queue: Mutex::new(Queue::new(position)),
+            appending: RangeLocks::default(),
+            appended: Event::new(),
+        };
+        if !options.append && !options.read_only {
+            // Entries of a log from before would be taken for those of this one.
+            log.write_head(0).await?;
+        }
         Ok(LogWritesStorage {
             inner,
-            log: Arc::new(Log {
-                storage: log,
-                sector_bytes,
-                update_interval: options.update_interval,
-                queue: Mutex::new(Queue::new(position)),
-                appending: RangeLocks::default(),
-                appended: Event::new(),
-            }),
+            log: Arc::new(log),
+            read_only: options.read_only,
         })
     }
 
@@ -328,6 +339,9 @@ impl Storage for LogWritesStorage {
     }
 
     fn flush(&self) -> Io<()> {
+        if self.read_only {
+            return self.inner.flush();
+        }
         let log = self.log.clone();
         // Its place is that of now.
         let number = match log.queue().flushing() {
@@ -344,6 +358,9 @@ impl Storage for LogWritesStorage {
     }
 
     fn close(&self) -> Io<()> {
+        if self.read_only {
+            return self.inner.close();
+        }
         let (log, inner) = (self.log.clone(), self.inner.close());
         Io::task(spawn_to_completion(async move {
             log.append_all().await?;
@@ -518,18 +535,59 @@ mod tests {
         let log = Arc::new(MemStorage::new());
         let failing = FaultStorage::new(log.clone());
         block_on(async {
-            let writes = Matching::operation(Operation::Write);
-            failing.fail(writes, 0, Times::Once, libc::EIO);
             let options = LogOptions::default();
             let data = Arc::new(MemStorage::new());
-            let storage = LogWritesStorage::open(data, failing, options).await;
+            let storage = LogWritesStorage::open(data, failing.clone(), options).await;
             let storage = storage.unwrap();
+            let writes = Matching::operation(Operation::Write);
+            failing.fail(writes, 0, Times::Once, libc::EIO);
             let plain = WriteFlags::default();
             storage.write(0, buffers(1), plain).await.unwrap_err();
             storage.write(0, buffers(2), plain).await.unwrap_err();
             storage.flush().await.unwrap_err();
         });
-        assert!(log.snapshot().is_empty());
+        assert_eq!(count(&log), 0);
+        assert!(entries(&log).is_empty());
+    }
+
+    /// How many entries a log says that it has.
+    fn count(log: &MemStorage) -> u64 {
+        word(&log.snapshot(), 16)
+    }
+
+    #[test]
+    fn a_log_that_begins_anew_has_nothing_of_the_one_before() {
+        let log = Arc::new(MemStorage::new());
+        let data = Arc::new(MemStorage::new());
+        block_on(async {
+            let open = |options| LogWritesStorage::open(data.clone(), log.clone(), options);
+            let plain = WriteFlags::default();
+            let first = open(LogOptions::default()).await.unwrap();
+            first.write(0, buffers(1), plain).await.unwrap();
+            first.close().await.unwrap();
+            assert_eq!(count(&log), 1);
+            let only_read = LogOptions {
+                read_only: true,
+                ..LogOptions::default()
+            };
+            let second = open(only_read).await.unwrap();
+            second.flush().await.unwrap();
+            second.close().await.unwrap();
+            assert_eq!(count(&log), 1, "nobody has changed anything");
+            // What it holds is not in the log yet when the power fails.
+            let third = open(LogOptions::default()).await.unwrap();
+            third.write(512, buffers(2), plain).await.unwrap();
+            assert_eq!(count(&log), 0);
+        });
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_begun_is_no_log() {
+        let failing = FaultStorage::new(Arc::new(MemStorage::new()));
+        let writes = Matching::operation(Operation::Write);
+        failing.fail(writes, 0, Times::Once, libc::EIO);
+        let data = Arc::new(MemStorage::new());
+        block_on(LogWritesStorage::open(data, failing, LogOptions::default())).unwrap_err();
     }
 
     #[test]
