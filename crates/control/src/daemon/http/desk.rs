@@ -1,7 +1,7 @@
 //! The daemon's side: commands are carried out, and moments told, on the lane of the monitors.
 //!
 //! Invariant: a command that has begun goes on to its end, whether or not somebody still waits for the
-//! answer.
+//! answer, unless it waits for a server itself ([`Askers`](crate::daemon::askers::Askers)).
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -12,6 +12,7 @@ use futures_util::StreamExt;
 use futures_util::future::{Either, LocalBoxFuture, select};
 use futures_util::stream::FuturesUnordered;
 use serde_json::{Map, Value};
+use vellum_export::nbd::Stop;
 use vellum_io::lane;
 
 use super::moment::Moment;
@@ -61,17 +62,35 @@ pub(super) async fn attend(daemon: Rc<Daemon>, mut questions: mpsc::UnboundedRec
                 _,
             )) => {
                 let daemon = daemon.clone();
-                running.push(Box::pin(async move {
-                    let arguments = Arguments::new(arguments);
-                    let outcome = commands::write_out(&daemon, &name, arguments).await;
-                    let _ = answer.send(outcome);
-                }));
+                let arguments = Arguments::new(arguments);
+                running.push(Box::pin(carry_out(daemon, name, arguments, answer)));
             }
             Either::Left((None, _)) => break,
             Either::Right(_) => {}
         }
     }
     finish(running).await;
+}
+
+/// Carries a command out for somebody who may go meanwhile.
+async fn carry_out(
+    daemon: Rc<Daemon>,
+    name: String,
+    arguments: Arguments,
+    mut answer: oneshot::Sender<Written>,
+) {
+    let gone = Stop::new();
+    let command = commands::write_out(&daemon, &name, arguments);
+    let command = pin!(daemon.askers.carry_out_for(&gone, command));
+    let outcome = match select(command, answer.cancellation()).await {
+        Either::Left((outcome, _)) => outcome,
+        Either::Right(((), command)) => {
+            gone.request();
+            command.await
+        }
+    };
+    // Whoever has asked may be gone.
+    let _ = answer.send(outcome);
 }
 
 /// Waits for what runs; the one that never ends is among them.

@@ -1,11 +1,13 @@
 //! Requests against a daemon of this process, without sockets: what HTTP says is what QMP says.
 
+use std::os::unix::net::UnixListener;
 use std::pin::pin;
 use std::rc::Rc;
+use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use serde_json::{Value, json};
-use vellum_io::lane::block_on;
+use vellum_io::lane::{self, block_on};
 
 use super::access::{Access, Way};
 use super::desk::attend;
@@ -293,6 +295,28 @@ fn the_page_asks_nobody_else() {
         let page = String::from_utf8(response.body).unwrap();
         for elsewhere in ["http:", "https:", "src=", "@import", "url("] {
             assert!(!page.contains(elsewhere), "{elsewhere}");
+        }
+    });
+}
+
+#[test]
+fn what_nobody_waits_for_is_not_opened() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("quiet");
+    let _silent = UnixListener::bind(&path).expect("a free path");
+    Place::run(|place| async move {
+        let server = json!({"type": "unix", "path": path});
+        let node = json!({"driver": "nbd", "node-name": "n", "server": server});
+        {
+            let asked = pin!(place.ask("POST", "/v1/nodes", node));
+            let a_while = pin!(lane::sleep(Duration::from_millis(200)));
+            let asked = select(asked, a_while).await;
+            assert!(matches!(asked, Either::Right(_)), "it is silent");
+        }
+        let add = || place.add("driver=null-co,node-name=n");
+        assert!(add().await.is_err(), "the name is kept");
+        while add().await.is_err() {
+            lane::sleep(Duration::from_millis(200)).await;
         }
     });
 }
