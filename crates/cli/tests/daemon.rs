@@ -48,11 +48,13 @@ impl Place {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Starts our daemon and waits for its socket.
+    /// Starts our daemon and waits until it listens.
     fn start(&self, words: &[&str]) -> Child {
         let child = self.command(&self.path(NAME), words).spawn();
         let child = child.expect("the program runs");
-        wait_for("a socket", || self.path("sock").exists());
+        wait_for("a socket", || {
+            UnixStream::connect(self.path("sock")).is_ok()
+        });
         child
     }
 
@@ -322,11 +324,14 @@ fn hundreds_of_exports_and_clients_are_served_at_once() {
     place.end(child);
 }
 
-/// Kilobytes of memory that a process has to itself.
+/// Kilobytes of memory that a process has to itself, without those of its program: who else runs it
+/// decides whether they are.
 fn private_kib(child: &Child) -> u64 {
     let path = format!("/proc/{}/smaps_rollup", child.id());
     let text = std::fs::read_to_string(path).expect("its memory");
-    let lines = text.lines().filter(|line| line.starts_with("Private_"));
+    let lines = text
+        .lines()
+        .filter(|line| line.starts_with("Private_Dirty"));
     let values = lines.filter_map(|line| line.split_whitespace().nth(1));
     values
         .map(|value| value.parse::<u64>().expect("a number"))

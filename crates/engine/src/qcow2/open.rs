@@ -467,6 +467,17 @@ async fn refcounts(
     Ok(refcounts)
 }
 
+fn write_buffer(
+    options: &OpenOptions,
+    is_watched: bool,
+    share: &Arc<CacheShare>,
+    geometry: &Geometry,
+) -> WriteBuffer {
+    WriteBuffer::new(options.write_buffer_bytes(is_watched))
+        .sharing(share)
+        .owing(room_of_copy(geometry))
+}
+
 async fn assemble(
     file: Arc<dyn Storage>,
     (unguarded_data, encryption): (Arc<dyn Storage>, GuestEncryption),
@@ -495,9 +506,7 @@ async fn assemble(
     let decompressed_bytes = options.decompressed_cache_bytes(&geometry);
     let image = Arc::new(Image {
         name: file.name().to_owned(),
-        write_buffer: WriteBuffer::new(options.write_buffer_bytes(is_watched))
-            .sharing(&share)
-            .owing(room_of_copy(&geometry)),
+        write_buffer: write_buffer(options, is_watched, &share, &geometry),
         write_log: std::sync::OnceLock::new(),
         listener,
         geometry,

@@ -39,8 +39,13 @@ impl Memory {
 
     /// Waits until the request's descriptor is ready for it.
     pub(crate) fn readiness(request: &Request) -> squeue::Entry {
-        let events = request.op.readiness().unwrap_or(libc::POLLIN);
-        opcode::PollAdd::new(Fd(request.file.raw()), events as u32).build()
+        let mut events = request.op.readiness().unwrap_or(libc::POLLIN) as u32;
+        if matches!(request.op, Op::ReceiveMessage) {
+            // All lanes of a mount wait for the next message, and one of them is to be woken. The
+            // kernel would wake all of them for a read that waits.
+            events |= libc::EPOLLEXCLUSIVE as u32;
+        }
+        opcode::PollAdd::new(Fd(request.file.raw()), events).build()
     }
 
     /// Does what is left of the request.
@@ -70,7 +75,6 @@ impl Memory {
                 .build(),
             Op::Receive => receive(fd, request),
             Op::Send => self.send(fd, request),
-            Op::ReceiveMessage => self.read(fd, request, CURRENT_POSITION),
             Op::SendMessage => self.write(fd, request, CURRENT_POSITION, 0),
             Op::Accept => {
                 let none = std::ptr::null_mut();
@@ -79,8 +83,11 @@ impl Memory {
                     .build()
             }
             Op::Poll { .. } => Self::readiness(request),
-            // Calls go to the workers and never come here, nor do commands.
-            Op::Call { .. } | Op::Connect { .. } | Op::FuseEntry(_) => opcode::Nop::new().build(),
+            // Calls go to the workers and never come here, nor do commands, nor messages but for
+            // their readiness.
+            Op::Call { .. } | Op::Connect { .. } | Op::FuseEntry(_) | Op::ReceiveMessage => {
+                opcode::Nop::new().build()
+            }
         }
     }
 

@@ -175,6 +175,12 @@ impl Uring {
             self.push_by(|ring| unsafe { ring.push_command(&command) });
             return;
         }
+        if matches!(request.op, Op::ReceiveMessage) && !entry.polling {
+            match request.attempt() {
+                Err(libc::EAGAIN) => entry.polling = true,
+                answer => return self.end_at_once(slot, answer),
+            }
+        }
         let submission = match entry.polling {
             true => Memory::readiness(request),
             false => entry.memory.rest(request),
@@ -185,6 +191,16 @@ impl Uring {
             false => self.in_kernel += 1,
         }
         self.push(&submission);
+    }
+
+    /// Ends a request that never went to the kernel's ring, as one that did.
+    fn end_at_once(&mut self, slot: u32, answer: Result<i64, Errno>) {
+        self.waiting += 1;
+        let result = answer.unwrap_or_else(|errno| -i64::from(errno));
+        self.early.push_back((u64::from(slot), result));
+        if self.parked {
+            self.event.signal();
+        }
     }
 
     /// Queues a submission; what it points to stays in place until its completion.
