@@ -339,7 +339,7 @@ fn clusters_of_requests_that_run_are_no_leaks() {
             let bytes = Buffer::copy_of(&[SLOW; 4096]);
             image.write(number << 17, bytes, flags)
         });
-        let writes = futures_util::future::try_join_all(writes);
+        let writes = vellum_io::finish_all(16, writes);
         let (written, leaked_bytes) = futures_util::join!(writes, compaction.leaked_bytes());
         written.expect("written");
         assert_eq!(leaked_bytes.expect("surveyed"), 0);
