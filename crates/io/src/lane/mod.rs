@@ -327,6 +327,13 @@ pub fn has_peer_left(fd: BorrowedFd<'_>) -> bool {
     request::poll_once(fd.as_raw_fd(), libc::POLLRDHUP).is_ok()
 }
 
+/// Whether nobody is at the other end of a socket any more, neither to send nor to receive. A peer of
+/// TCP that has gone is not told from one that only sends no more before something is sent to it.
+pub fn has_hung_up(fd: BorrowedFd<'_>) -> bool {
+    // POLLHUP and POLLERR are told of without being asked for.
+    request::poll_once(fd.as_raw_fd(), 0).is_ok()
+}
+
 /// Waits until `fd` can be written. Dropping the request ends the wait.
 ///
 /// # Errors

@@ -305,6 +305,14 @@ impl Stream {
         }
     }
 
+    /// Whether the peer has gone, and receives nothing more either; see [`super::has_hung_up`].
+    pub fn has_hung_up(&self) -> bool {
+        match &self.socket {
+            Socket::Kernel(socket) => super::has_hung_up(socket.as_fd()),
+            Socket::Simulated(wire) => wire.has_peer_left(),
+        }
+    }
+
     /// Whether the peer sends nothing more, or has gone, whatever it has sent before.
     pub fn has_peer_left(&self) -> bool {
         match &self.socket {

@@ -60,9 +60,9 @@ impl Port {
         matches!(self.wire, Wire::Socket(_))
     }
 
-    /// Whether whoever is at the other end has hung up, whatever is still to be received.
-    pub(in crate::daemon) fn has_peer_left(&self) -> bool {
-        matches!(&self.wire, Wire::Socket(stream) if stream.has_peer_left())
+    /// Whether whoever was at the other end has gone, and reads no answers any more.
+    pub(in crate::daemon) fn has_hung_up(&self) -> bool {
+        matches!(&self.wire, Wire::Socket(stream) if stream.has_hung_up())
     }
 
     /// Receives what is there; `None` when no more comes.

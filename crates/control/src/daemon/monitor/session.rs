@@ -50,6 +50,14 @@ pub(super) struct Session {
     changed: Event,
 }
 
+/// Why nothing more is received.
+enum End {
+    /// The client says no more.
+    OfInput,
+    /// It is gone, or the daemon ends.
+    OfAll,
+}
+
 impl Session {
     pub(super) fn new(
         daemon: Rc<Daemon>,
@@ -82,27 +90,35 @@ impl Session {
     pub(super) async fn serve(self, port: &Port) {
         let working = pin!(self.work());
         let reading = pin!(self.read(port));
-        if let Either::Right(((), working)) = select(working, reading).await {
-            if port.is_connection() {
-                self.gone.request();
-            }
+        if let Either::Right((end, working)) = select(working, reading).await {
             // What is being carried out goes on to its end, unless it waits for others.
             self.queue.borrow_mut().truncate(1);
             self.over.set(true);
             self.changed.notify(usize::MAX);
-            working.await;
+            match end {
+                _ if !port.is_connection() => return working.await,
+                // It may read its answers.
+                End::OfInput => {}
+                End::OfAll => self.gone.request(),
+            }
+            if let Either::Right(((), working)) = select(working, pin!(self.notice_end(port))).await
+            {
+                working.await;
+            }
         }
     }
 
     /// Takes requests in until the client or the daemon is gone.
-    async fn read(&self, port: &Port) {
+    async fn read(&self, port: &Port) -> End {
         let mut messages = Messages::new();
         loop {
             let over = pin!(async {
                 select(pin!(self.daemon.ended.wait()), pin!(self.outbox.lost())).await;
             });
-            let Either::Left((Some(bytes), _)) = select(pin!(port.receive()), over).await else {
-                return;
+            let bytes = match select(pin!(port.receive()), over).await {
+                Either::Left((Some(bytes), _)) => bytes,
+                Either::Left((None, _)) => return End::OfInput,
+                Either::Right(_) => return End::OfAll,
             };
             messages.push(&bytes);
             while let Some(message) = messages.next_message() {
@@ -137,7 +153,7 @@ impl Session {
 
     /// Waits until the client has hung up.
     async fn notice_end(&self, port: &Port) {
-        while !port.has_peer_left() {
+        while !port.has_hung_up() {
             lane::sleep(PAUSE).await;
         }
         self.gone.request();

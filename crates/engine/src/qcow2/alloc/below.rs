@@ -138,7 +138,12 @@ impl Allocator {
         // What counts ahead in the background comes to its end.
         let _one = self.growing.lock().await;
         self.empty_reserve().await?;
-        self.used_clusters().await
+        let used = self.used_clusters().await?;
+        // What goes on in the background may have filled it again.
+        let state = self.state();
+        let deferred = state.deferred_decrements.iter();
+        let deferred: u64 = deferred.map(|run| run.end - run.start).sum();
+        Ok(used.saturating_sub(state.reserve.clusters() + deferred))
     }
 
     /// How many clusters are counted as used.
