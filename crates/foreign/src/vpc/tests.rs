@@ -13,7 +13,7 @@ use super::footer::{Footer, Kind};
 use super::geometry::Geometry;
 use super::header::{BLOCK_BYTES, Header, put_checksum};
 use super::{CreateOptions, OpenOptions, create, open, parent};
-use crate::cuts::{Recorded, around, assert_between, write_in_rounds};
+use crate::cuts::assert_flushed_is_kept;
 use crate::device::ForeignImage;
 use crate::fields::put;
 
@@ -178,19 +178,12 @@ fn writes_to_a_differencing_image_are_those_of_the_model() {
 fn a_power_cut_loses_nothing_that_was_flushed_to_a_differencing_image() {
     lane::block_on(async {
         let below = random_bytes(1, SIZE_BYTES);
-        let (bytes, model) = differencing(&below);
-        let random = &mut fastrand::Rng::with_seed(2);
-        let file = Recorded::new(bytes);
-        let device = open(file.clone(), Some(raw(&below)), OpenOptions::default());
-        let device = device.await.unwrap();
-        let states = write_in_rounds(&*device, &file, model, random).await;
-        for moment in (states[0].0..=file.moment()).step_by(3) {
-            let cut = Arc::new(MemStorage::with_bytes(file.cut(moment, random)));
-            let device = open(cut, Some(raw(&below)), OpenOptions::default());
-            let read = read_all(&*device.await.unwrap()).await;
-            let (before, after) = around(&states, moment);
-            assert_between(&read, before, after, &format!("cut at {moment}"));
-        }
+        let image = differencing(&below);
+        let open_child = async |file| {
+            let device = open(file, Some(raw(&below)), OpenOptions::default());
+            device.await.unwrap() as Arc<dyn BlockDevice>
+        };
+        assert_flushed_is_kept(image, "differencing", open_child).await;
     });
 }
 

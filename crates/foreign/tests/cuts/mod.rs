@@ -175,3 +175,38 @@ pub fn assert_between(read: &[u8], before: &[u8], after: &[u8], what: &str) {
         assert!(is_known, "{what}: sector {at}");
     }
 }
+
+/// Cuts the power at each `step`th moment of what a disk has gone through: what `read` finds then is what was
+/// there for good, or was about to be.
+pub async fn assert_kept(
+    (file, states): (&Recorded, &States),
+    step: usize,
+    random: &mut fastrand::Rng,
+    what: &str,
+    read: impl AsyncFn(Arc<dyn Storage>) -> Vec<u8>,
+) {
+    for moment in (states[0].0..=file.moment()).step_by(step) {
+        let (before, after) = around(states, moment);
+        let cut = Arc::new(MemStorage::with_bytes(file.cut(moment, random)));
+        let what = format!("{what}, cut at {moment}");
+        assert_between(&read(cut).await, before, after, &what);
+    }
+}
+
+/// Writes to an image that reads as `content`, and cuts the power while it does.
+pub async fn assert_flushed_is_kept(
+    (image, content): (Vec<u8>, Vec<u8>),
+    what: &str,
+    open: impl AsyncFn(Arc<dyn Storage>) -> Arc<dyn BlockDevice>,
+) {
+    let random = &mut fastrand::Rng::with_seed(2);
+    let file = Recorded::new(image);
+    let device = open(file.clone()).await;
+    let states = write_in_rounds(&*device, &file, content, random).await;
+    let read = async |cut| {
+        let device = open(cut).await;
+        let buffer = Buffer::for_read(device.size_bytes() as usize);
+        device.read(0, buffer).await.unwrap().to_vec()
+    };
+    assert_kept((&file, &states), 3, random, what, read).await;
+}
