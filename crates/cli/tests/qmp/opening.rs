@@ -171,6 +171,26 @@ fn nobody_waits_for_what_a_client_that_hung_up_waited_for() {
     daemon.end();
 }
 
+/// Who sends no more may wait for its answers, however long they take.
+#[test]
+fn a_client_that_only_asks_no_more_gets_its_answers() {
+    let place = Place::new();
+    let target = Target::start(&place);
+    let (daemon, mut asker) = start(&place);
+    target.signal(&place, "-STOP");
+    asker.ask("blockdev-add", node(&place, "slow", "theirs"));
+    asker.end_asking();
+    // Longer than what a client that has gone has asked for goes on.
+    std::thread::sleep(Duration::from_secs(7));
+    target.signal(&place, "-CONT");
+    let added = asker.answer();
+    assert!(added.get("return").is_some(), "{added}");
+    assert_eq!(kept(&place), ["disk", "slow"]);
+    drop(asker);
+    daemon.end();
+    target.0.end();
+}
+
 /// Of two who want the same name the first one gets it, however long that takes.
 #[test]
 fn a_node_is_there_when_its_server_answers() {

@@ -1,6 +1,7 @@
 //! Jobs and exports of a server that does not answer any more.
 
 use std::io::{BufRead, BufReader, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -260,6 +261,12 @@ impl Monitor {
         let request = json!({"execute": command, "arguments": arguments});
         let sent = writeln!(self.0.get_mut(), "{request}");
         sent.expect("it listens");
+    }
+
+    /// Sends no more, and still receives.
+    pub fn end_asking(&self) {
+        let ended = self.0.get_ref().shutdown(Shutdown::Write);
+        ended.expect("it is connected");
     }
 
     pub fn answer(&mut self) -> Value {

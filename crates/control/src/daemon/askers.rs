@@ -13,7 +13,7 @@ use futures_util::future::{Either, select};
 use vellum_export::nbd::Stop;
 use vellum_io::lane;
 
-/// So long goes on what a client that has gone has asked for: it may only have no more to say.
+/// So long goes on what a client that has gone has asked for.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Whose command is carried out at this moment: what it is requested of is there when the client has gone.

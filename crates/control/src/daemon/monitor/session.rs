@@ -95,14 +95,17 @@ impl Session {
             self.queue.borrow_mut().truncate(1);
             self.over.set(true);
             self.changed.notify(usize::MAX);
-            match end {
-                _ if !port.is_connection() => return working.await,
-                // It may read its answers.
-                End::OfInput => {}
-                End::OfAll => self.gone.request(),
+            if !port.is_connection() {
+                return working.await;
             }
-            if let Either::Right(((), working)) = select(working, pin!(self.notice_end(port))).await
-            {
+            let noticing = pin!(async {
+                match end {
+                    // It may read its answers.
+                    End::OfInput => self.notice_end(port).await,
+                    End::OfAll => self.gone.request(),
+                }
+            });
+            if let Either::Right(((), working)) = select(working, noticing).await {
                 working.await;
             }
         }
@@ -169,7 +172,12 @@ impl Session {
                 None => changed.await,
                 Some(message) => {
                     match message {
-                        Ok(message) => self.dispatch(message).await,
+                        Ok(message) => {
+                            let askers = &self.daemon.askers;
+                            askers
+                                .carry_out_for(&self.gone, self.dispatch(message))
+                                .await;
+                        }
                         Err(error) => self.outbox.answer(&qmp::answer(Err(error), None)),
                     }
                     if self.daemon.stop.is_requested() {
@@ -191,9 +199,7 @@ impl Session {
                 let Request {
                     command, arguments, ..
                 } = request;
-                let written = commands::write_out(&self.daemon, &command, arguments);
-                let askers = &self.daemon.askers;
-                let written = askers.carry_out_for(&self.gone, written).await;
+                let written = commands::write_out(&self.daemon, &command, arguments).await;
                 self.outbox.answer_line(qmp::line(written, id));
             }
             Ok(request) => {
@@ -237,11 +243,7 @@ impl Session {
                 Class::CommandNotFound,
                 "Expecting capabilities negotiation with 'qmp_capabilities'",
             )),
-            (name, true) => {
-                let outcome = commands::carry_out(&self.daemon, name, arguments);
-                let askers = &self.daemon.askers;
-                askers.carry_out_for(&self.gone, outcome).await
-            }
+            (name, true) => commands::carry_out(&self.daemon, name, arguments).await,
         }
     }
 }
