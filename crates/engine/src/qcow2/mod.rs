@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | `open`, `options`, `close` | an image from its files, how it is opened, and what a close does |
 //! | `image` | the parts of an open image, and what all requests begin and end with |
+//! | `exclusive` | work for which the whole image stands still |
 //! | `encryption` | which guest data is encrypted, and how |
 //! | `info`, `messages` | what is told about an image, and to users |
 //! | `mapping/` | guest offsets to host offsets: the L1 table, L2 tables, lookups |
@@ -46,6 +47,7 @@ mod commit;
 mod compressed;
 mod device;
 mod encryption;
+mod exclusive;
 mod header;
 mod image;
 mod integrity;

@@ -223,7 +223,7 @@ impl Compaction {
                 let used = image.allocator.settled_used_clusters().await?;
                 Ok((used, image.commits.ever_dropped_clusters()))
             };
-            let counted = image.exclusively(counting).await?;
+            let counted = image.exclusively("compact", counting).await?;
             // New refcount blocks are led to on disk as well.
             image.settle().await?;
             Ok(counted)

@@ -49,7 +49,6 @@ use crate::qcow2::image::Image;
 use crate::qcow2::info::{SnapshotInfo, snapshot_info};
 use crate::qcow2::open;
 pub use select::SnapshotSelector;
-use vellum_io::range_lock::Mode;
 
 const ENOENT: i32 = 2;
 
@@ -162,29 +161,6 @@ impl Image {
 
     fn set_snapshot_table(&self, table: SnapshotTable) {
         *self.snapshots.lock() = Arc::new(table);
-    }
-
-    /// Does `work` while nobody else changes anything: requests that have begun are
-    /// over, all they did is durable, and what the mapping has dropped is free.
-    pub(in crate::qcow2) async fn exclusively<T>(
-        self: &Arc<Self>,
-        work: impl Future<Output = Result<T>>,
-    ) -> Result<T> {
-        self.begin_change("snapshot").await?;
-        let _one = self.resizing.lock().await;
-        let _unpacked = self.compressed_writes.placing.write().await;
-        let _guests = self
-            .guest_ranges
-            .acquire(0..u64::MAX, Mode::Exclusive)
-            .await;
-        self.write_back_locked_range(0..u64::MAX).await?;
-        let _tables = self.l1_entries.acquire(0..u64::MAX, Mode::Exclusive).await;
-        self.seal_packed().await?;
-        let durable = async {
-            self.reclaim_after_reads().await?;
-            work.await
-        };
-        self.commit_and(durable).await
     }
 
     /// Changes the size that everybody sees; the header has it.

@@ -25,7 +25,7 @@ impl Image {
         // What is changed is not what the log's records are of, but the exchange ends commits.
         let _suspension = self.suspend_log().await?;
         let mut moved_bytes = 0;
-        let moved = self.exclusively(async {
+        let moved = async {
             if !self.has_metadata_above(limit)? {
                 return Ok(());
             }
@@ -37,8 +37,8 @@ impl Image {
                 .map(|(_, bytes)| bytes)
                 .sum();
             self.carry_out(planned, places).await
-        });
-        match moved.await {
+        };
+        match self.exclusively("compact", moved).await {
             Ok(()) => Ok(moved_bytes),
             Err(error) if error.kind() == ErrorKind::NoSpace => Ok(0),
             Err(error) => Err(error),

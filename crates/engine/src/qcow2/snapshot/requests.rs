@@ -58,7 +58,7 @@ impl Image {
             let planned = self.plan_creation(new, &mut places).await;
             self.carry_out(planned, places).await
         };
-        self.exclusively(made).await?;
+        self.exclusively("snapshot", made).await?;
         let table = self.snapshot_table();
         let made = table.entries.last();
         let made = made.ok_or_else(|| corrupt("snapshot", "the new snapshot has gone"))?;
@@ -67,22 +67,22 @@ impl Image {
 
     /// Makes the disk what it was.
     pub(super) async fn apply_snapshot(self: &Arc<Self>, which: &SnapshotSelector) -> Result<()> {
-        self.exclusively(async {
+        let applied = async {
             let mut places = Places::default();
             let planned = self.plan_application(which, &mut places).await;
             self.carry_out(planned, places).await
-        })
-        .await
+        };
+        self.exclusively("snapshot", applied).await
     }
 
     /// Deletes a snapshot.
     pub(super) async fn delete_snapshot(self: &Arc<Self>, which: &SnapshotSelector) -> Result<()> {
-        self.exclusively(async {
+        let deleted = async {
             let mut places = Places::default();
             let planned = self.plan_deletion(which, &mut places).await;
             self.carry_out(planned, places).await
-        })
-        .await
+        };
+        self.exclusively("snapshot", deleted).await
     }
 
     pub(super) async fn carry_out(
