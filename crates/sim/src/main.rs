@@ -1,8 +1,9 @@
 //! Runs seeds on all cores: `vellum-sim --seeds 0..10000 --cuts 100 --threads 2`.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use vellum_sim::foreign::ForeignFormat;
@@ -64,7 +65,23 @@ struct Progress {
     steps: AtomicU64,
     done: AtomicU64,
     stop: AtomicBool,
+    /// What the daemon was in the middle of, and how often.
+    cuts_during: Mutex<BTreeMap<String, u64>>,
     failed: Mutex<Vec<(u64, Wrong)>>,
+}
+
+impl Progress {
+    fn note_moments(&self, played: daemon::Played) -> Totals {
+        let mut all = lock(&self.cuts_during);
+        for (name, cuts) in played.cuts_during {
+            *all.entry(name).or_default() += cuts;
+        }
+        played.totals
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|lock| lock.into_inner())
 }
 
 /// What is wrong with a seed.
@@ -104,23 +121,20 @@ fn work(options: &Options, progress: &Progress) {
         let played = match options.daemon {
             false => explorer.seed(seed, options.cuts).map_err(Wrong::Image),
             true => daemon::seed(seed, options.cuts, &daemon::Settings::default())
+                .map(|played| progress.note_moments(played))
                 .map_err(Wrong::Daemon),
         };
         match played {
-            Ok(Totals { cuts, steps }) => {
-                progress.cuts.fetch_add(cuts, Ordering::Relaxed);
-                progress.steps.fetch_add(steps, Ordering::Relaxed);
+            Ok(totals) => {
+                progress.cuts.fetch_add(totals.cuts, Ordering::Relaxed);
+                progress.steps.fetch_add(totals.steps, Ordering::Relaxed);
             }
             Err(wrong) => {
                 eprintln!("seed {seed}: {}", wrong.failure());
                 progress
                     .stop
                     .fetch_or(!options.keep_going, Ordering::Relaxed);
-                let mut failed = progress
-                    .failed
-                    .lock()
-                    .unwrap_or_else(|lock| lock.into_inner());
-                failed.push((seed, wrong));
+                lock(&progress.failed).push((seed, wrong));
             }
         }
         progress.done.fetch_add(1, Ordering::Relaxed);
@@ -163,6 +177,9 @@ fn main() -> ExitCode {
         }
     });
     report(&options, &progress, start);
+    for (name, cuts) in &*lock(&progress.cuts_during) {
+        println!("{cuts:9} cuts during {name}");
+    }
     let mut failed = progress
         .failed
         .into_inner()

@@ -55,7 +55,7 @@ fn equal_seeds_give_equal_stories() {
             kind: Some(kind),
             ..Settings::default()
         };
-        let steps = |number| seed(number, 0, &settings).map(|totals| totals.steps);
+        let steps = |number| seed(number, 0, &settings).map(|played| played.totals.steps);
         assert_eq!(steps(3), steps(3), "{kind:?}");
     }
 }

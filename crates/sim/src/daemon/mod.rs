@@ -35,8 +35,10 @@ mod remote;
 mod series;
 mod sessions;
 mod setup;
+mod under_way;
 mod verify;
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -55,6 +57,8 @@ use files::SimFiles;
 use lanes::Lanes;
 use network::Network;
 use setup::{GuestDisk, Setup, SetupParts};
+pub use under_way::IDLE;
+use under_way::Timetable;
 use verify::Expectations;
 
 /// Crashes at one moment: kinds and survivors differ.
@@ -200,40 +204,63 @@ impl DaemonScenario {
     }
 }
 
-/// Plays the scenario of a seed, with so many crashes on the way.
+/// What playing a scenario has done.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Played {
+    /// Crashes and completed requests.
+    pub totals: Totals,
+    /// How many of the crashes fell into each command that was carried out (`blockdev-reopen`), and
+    /// each status of each kind of job (`blockdev-mirror: ready`); one crash may fall into several. [`IDLE`]:
+    /// into none.
+    pub cuts_during: BTreeMap<String, u64>,
+}
+
+/// Plays the scenario of a seed, with so many crashes on the way: half of them at any moment, half
+/// while some command or job is under way, each kind of which gets as many.
 ///
 /// # Errors
 /// The first promise that was broken, with what led to it.
-pub fn seed(seed: u64, crashes: u64, settings: &Settings) -> Result<Totals, Failure> {
+pub fn seed(seed: u64, crashes: u64, settings: &Settings) -> Result<Played, Failure> {
     guarded(|| play(seed, crashes, settings))
         .map_err(|failure| failure.when(&format!("daemon seed {seed}")))
 }
 
-fn play(seed: u64, crashes: u64, settings: &Settings) -> Result<Totals, Failure> {
+fn play(seed: u64, crashes: u64, settings: &Settings) -> Result<Played, Failure> {
     // Once without a crash, to know how long it is; once with crashes.
-    let steps = run(seed, settings, &mut |_, _| None)?;
+    let mut timetable = Timetable::default();
+    let steps = run(seed, settings, &mut |step, setup| {
+        timetable.note(step, &setup.under_way);
+        None
+    })?;
+    let mut played = Played::default();
+    played.totals.steps = steps;
     // Other scenarios have crashes of their own.
     let kind = DaemonScenario::of(&mut Rng::new(seed), settings).kind;
     if crashes == 0 || matches!(kind, Kind::Greedy | Kind::Remote) {
-        return Ok(Totals { cuts: 0, steps });
+        return Ok(played);
     }
     let mut rng = Rng::new(!seed);
     let moments = crashes.div_ceil(CRASHES_AT_A_MOMENT);
-    let mut at: Vec<u64> = (0..moments).map(|_| rng.below(steps.max(1))).collect();
+    let mut draw = |moment: u64| match moment % 2 {
+        0 => rng.below(steps.max(1)),
+        _ => timetable.draw(&mut rng).unwrap_or_default(),
+    };
+    let mut at: Vec<u64> = (0..moments).map(&mut draw).collect();
     at.sort_unstable();
-    let mut cuts = 0;
     run(seed, settings, &mut |step, setup| {
         let mut failure = None;
         while at.first() == Some(&step) {
             at.remove(0);
-            let left = crashes - cuts;
-            cuts += left.min(CRASHES_AT_A_MOMENT);
-            let crashed = crash(setup, &mut rng, left.min(CRASHES_AT_A_MOMENT));
-            failure = failure.or(crashed.err());
+            let here = CRASHES_AT_A_MOMENT.min(crashes - played.totals.cuts);
+            played.totals.cuts += here;
+            for name in setup.under_way.names() {
+                *played.cuts_during.entry(name).or_default() += here;
+            }
+            failure = failure.or(crash(setup, &mut rng, here).err());
         }
         failure
     })?;
-    Ok(Totals { cuts, steps })
+    Ok(played)
 }
 
 /// Crashes in several ways at this moment, and looks at what is left.

@@ -18,6 +18,7 @@ use super::files::SimFiles;
 use super::lanes::Lanes;
 use super::network::Network;
 use super::series::Series;
+use super::under_way::UnderWay;
 use crate::failure::{Failure, FailureKind};
 use crate::model::{LogicalTime, Model};
 use crate::rng::Rng;
@@ -161,6 +162,7 @@ pub(super) struct Setup {
     pub(super) network: Option<Arc<Network>>,
     pub(super) exports: Exports,
     pub(super) heard: Rc<DaemonEvents>,
+    pub(super) under_way: Rc<UnderWay>,
     pub(super) disks: Vec<Rc<GuestDisk>>,
     /// Requests may fail.
     pub(super) faulty: bool,
@@ -199,6 +201,8 @@ impl Setup {
         let heard = Rc::new(DaemonEvents::default());
         let mut apart = Rng::new(rng.clone().next_u64().rotate_left(17) ^ APART);
         cast.daemon.events.join(heard.clone());
+        let under_way = Rc::new(UnderWay::default());
+        cast.daemon.events.join(under_way.clone());
         Rc::new(Setup {
             lanes: cast.lanes,
             files: cast.files,
@@ -207,6 +211,7 @@ impl Setup {
             network: cast.network,
             exports: cast.exports,
             heard,
+            under_way,
             disks: cast.disks,
             faulty: cast.faulty,
             fills: cast.fills,
@@ -232,6 +237,7 @@ impl Setup {
     /// Carries a command out, as a client of a monitor asks for it.
     pub(super) async fn ask(&self, command: &str, arguments: Value) -> Result<Value, String> {
         self.note(format!("{command} {arguments}"));
+        let _running = self.under_way.begin(command, &arguments);
         let members = match arguments {
             Value::Object(members) => members,
             _ => Map::new(),
@@ -244,7 +250,7 @@ impl Setup {
         outcome
     }
 
-    /// As [`Scene::ask`], for what must succeed where no request fails; whether it has.
+    /// As [`Setup::ask`], for what must succeed where no request fails; whether it has.
     pub(super) async fn demand(&self, command: &str, arguments: Value) -> bool {
         match self.ask(command, arguments).await {
             Ok(_) => true,
