@@ -21,7 +21,7 @@ pub fn busy() -> Served {
         "--cache-budget",
         "64M",
         "--object",
-        "throttle-group,id=slow,x-iops-total=200",
+        "throttle-group,id=slow,x-iops-total=40",
         "--blockdev",
         "driver=throttle,node-name=l,throttle-group=slow,file.driver=file,file.filename=o",
         "--export",
