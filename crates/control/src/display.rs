@@ -43,12 +43,7 @@ enum Kind {
 const NAMINGS: [Naming; 13] = [
     naming("raw", &["offset", "size"], &["file"], Kind::Format),
     naming("luks", &["key-secret"], &["header", "file"], Kind::Format),
-    naming(
-        "qcow2",
-        &["encrypt.format", "encrypt.key-secret"],
-        &["file"],
-        Kind::Format,
-    ),
+    naming("qcow2", &["encrypt.key-secret"], &["file"], Kind::Format),
     naming(
         "blkdebug",
         &["config", "inject-error.", "set-state."],

@@ -35,6 +35,7 @@ pub mod filename;
 pub mod files;
 pub mod flags;
 pub mod foreign;
+pub mod format_specific;
 pub mod gate;
 mod graph;
 pub mod ini;

@@ -6,12 +6,13 @@ use vellum::luks::AsLuks;
 
 use serde_json::{Map, Value, json};
 use vellum::Result;
-use vellum::luks::{IvGenerator, KeySlot, LuksHeader, SECTOR_BYTES};
+use vellum::luks::LuksHeader;
 use vellum::qcow2::info::{ImageInfo, SnapshotInfo};
 use vellum::qcow2::seal::SealInfo;
 use vellum_control::display::{child_keys, display_name, is_optional};
 use vellum_control::filename::without_passwords;
 use vellum_control::foreign::{self, Fact, Facts};
+use vellum_control::format_specific::{bitmap, foreign_members, luks_members, object, snapshot};
 use vellum_control::{ImageSpec, OpenFlags, Options, Source, filename, minisign, open};
 
 /// A backing file as the image names it.
@@ -91,7 +92,7 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
         let device = open::open_device(spec, &flags).await?;
         node.size_bytes = device.size_bytes();
         let luks = device.as_luks();
-        node.luks = luks.map(|luks| (luks.header().clone(), luks.has_detached_header()));
+        node.luks = luks.map(|luks| ((*luks.header()).clone(), luks.has_detached_header()));
         if let Some(facts) = foreign::facts(&*device) {
             node.describe_foreign((*facts).clone(), device.info().cluster_size_bytes);
             node.describe_extents(force_share).await?;
@@ -184,15 +185,6 @@ fn disk_bytes(file: &open::ImageFile) -> Option<u64> {
     }
 }
 
-fn object(members: impl IntoIterator<Item = (&'static str, Value)>) -> Value {
-    Value::Object(
-        members
-            .into_iter()
-            .map(|(key, value)| (key.to_owned(), value))
-            .collect(),
-    )
-}
-
 impl Description {
     fn describe_qcow2(&mut self, info: ImageInfo) {
         self.size_bytes = info.size_bytes;
@@ -213,8 +205,7 @@ impl Description {
             full: filename::resolve(&self.file_name, &backing.name).ok(),
             format: backing.format.clone(),
         });
-        // Of the others QEMU tells neither.
-        if !matches!(self.format, "bochs" | "cloop" | "dmg" | "parallels") {
+        if foreign::tells_clusters(self.format) {
             self.dirty = Some(facts.is_dirty && self.format != "qed");
             self.cluster_bytes = cluster_bytes;
         }
@@ -292,8 +283,7 @@ impl Description {
             return Some(json!({}));
         }
         if let Some(facts) = &self.foreign {
-            let members = facts.specific.iter();
-            return (!facts.specific.is_empty()).then(|| members_of(members));
+            return foreign_members(facts);
         }
         let info = self.qcow2.as_ref()?;
         let mut members: Map<String, Value> = Map::new();
@@ -382,56 +372,6 @@ impl Description {
     }
 }
 
-fn members_of<'a>(members: impl Iterator<Item = &'a (&'static str, Fact)>) -> Value {
-    object(members.map(|(key, fact)| (*key, fact_value(fact))))
-}
-
-fn fact_value(fact: &Fact) -> Value {
-    match fact {
-        Fact::Text(text) => text.as_str().into(),
-        Fact::Number(number) => (*number).into(),
-        Fact::Bool(is_so) => (*is_so).into(),
-        Fact::List(all) => all.iter().map(|one| members_of(one.iter())).collect(),
-    }
-}
-
-/// What `info` tells of a LUKS header.
-fn luks_members(header: &LuksHeader, detached: bool) -> Map<String, Value> {
-    let suite = header.suite().ok();
-    let mut members: Map<String, Value> = Map::new();
-    let mut add = |key: &str, value: Value| drop(members.insert(key.to_owned(), value));
-    if let Some(suite) = suite {
-        add("ivgen-alg", suite.iv_generator.name().into());
-        let essiv = suite.iv_generator == IvGenerator::Essiv;
-        if let Some(hash) = suite.iv_hash.filter(|_| essiv) {
-            add("ivgen-hash-alg", hash.name().into());
-        }
-        add("detached-header", detached.into());
-        add("hash-alg", suite.hash.name().into());
-        add("cipher-alg", suite.cipher.name().into());
-        add("cipher-mode", suite.mode.name().into());
-    }
-    add("uuid", header.uuid.as_str().into());
-    add("slots", header.slots.iter().map(key_slot).collect());
-    let payload = u64::from(header.payload_offset_sectors) * SECTOR_BYTES;
-    add("payload-offset", payload.into());
-    add("master-key-iters", header.digest_iterations.into());
-    members
-}
-
-fn key_slot(slot: &KeySlot) -> Value {
-    let place = ("key-offset", slot.key_offset_bytes().into());
-    match slot.active {
-        true => object([
-            ("active", true.into()),
-            ("iters", slot.iterations.into()),
-            place,
-            ("stripes", slot.stripes.into()),
-        ]),
-        false => object([("active", false.into()), place]),
-    }
-}
-
 /// What a seal says, which QEMU's programs do not tell.
 fn seal(seal: Option<&SealInfo>) -> Value {
     let Some(seal) = seal else {
@@ -441,40 +381,5 @@ fn seal(seal: Option<&SealInfo>) -> Value {
     let key = seal.signature.as_deref().and_then(minisign::key_id);
     members.extend(key.map(|key| ("signed-with-key", key.into())));
     members.push(("size", seal.length_bytes.into()));
-    object(members)
-}
-
-fn bitmap(info: &vellum::qcow2::info::BitmapInfo) -> Value {
-    let flags = [("in-use", info.in_use), ("auto", info.auto)];
-    let flags: Vec<Value> = flags
-        .into_iter()
-        .filter(|(_, set)| *set)
-        .map(|(name, _)| name.into())
-        .collect();
-    object([
-        ("flags", flags.into()),
-        ("name", info.name.as_str().into()),
-        ("granularity", info.granularity_bytes.into()),
-    ])
-}
-
-fn snapshot(info: &vellum::qcow2::info::SnapshotInfo) -> Value {
-    const NANOSECONDS: u64 = 1_000_000_000;
-    let mut members = vec![
-        ("id", info.id.as_str().into()),
-        ("name", info.name.as_str().into()),
-        ("vm-state-size", info.vm_state_size_bytes.into()),
-        ("date-sec", info.date_seconds.into()),
-        ("date-nsec", info.date_nanoseconds.into()),
-        (
-            "vm-clock-sec",
-            (info.vm_clock_nanoseconds / NANOSECONDS).into(),
-        ),
-        (
-            "vm-clock-nsec",
-            (info.vm_clock_nanoseconds % NANOSECONDS).into(),
-        ),
-    ];
-    members.extend(info.icount.map(|count| ("icount", count.into())));
     object(members)
 }

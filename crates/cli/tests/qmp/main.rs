@@ -17,6 +17,7 @@ mod filters_committed;
 mod fleecing;
 mod full;
 mod hostile;
+mod image_info;
 mod inactive;
 mod latency;
 mod libvirt;

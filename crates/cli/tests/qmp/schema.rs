@@ -105,13 +105,17 @@ impl Comparison {
     fn values(&mut self, path: &str, our: &Value, their: &Value) {
         let values = |one: &Value| {
             let all = list(&one["members"]).iter();
-            all.map(Value::to_string).collect::<BTreeSet<_>>()
+            let named = all.map(|value| (text(&value["name"]).to_owned(), value.clone()));
+            named.collect::<BTreeMap<_, _>>()
         };
         let (ours, theirs) = (values(our), values(their));
-        for value in ours.difference(&theirs) {
-            self.note(path, &format!("= ours {value}"));
+        for (value, our) in &ours {
+            match theirs.get(value) {
+                None => self.note(path, &format!("= ours {value}")),
+                Some(their) => self.features(&format!("{path} = {value}"), our, their),
+            }
         }
-        for value in theirs.difference(&ours) {
+        for value in theirs.keys().filter(|value| !ours.contains_key(*value)) {
             self.note(path, &format!("= theirs {value}"));
         }
     }
@@ -175,9 +179,8 @@ impl Comparison {
     }
 }
 
-/// What differs, and why: a difference that begins with the left side has the reason on the
-/// right.
-const REASONS: &[(&str, &str)] = include!("schema_differences.rs");
+/// What differs, and why: a difference, in which `{}` stands for each of the names in turn, and the reason.
+const REASONS: &[(&str, &[&str], &str)] = include!("schema_differences.rs");
 
 #[test]
 fn every_entry_is_the_real_daemons_or_has_a_reason() {
@@ -191,14 +194,15 @@ fn every_entry_is_the_real_daemons_or_has_a_reason() {
         found: BTreeSet::new(),
     };
     comparison.run();
-    let known = |found: &&String| REASONS.iter().any(|(start, _)| found.starts_with(start));
-    let unexplained: Vec<_> = comparison.found.iter().filter(|one| !known(one)).collect();
+    let explained = REASONS.iter().flat_map(|(difference, names, _)| {
+        let each = names.iter().map(|name| difference.replace("{}", name));
+        let whole = names.is_empty().then(|| (*difference).to_owned());
+        each.chain(whole)
+    });
+    let explained: BTreeSet<String> = explained.collect();
+    let unexplained: Vec<_> = comparison.found.difference(&explained).collect();
     assert!(unexplained.is_empty(), "{unexplained:#?}");
-    let is_needed = |start: &str| comparison.found.iter().any(|one| one.starts_with(start));
-    let unneeded: Vec<_> = REASONS
-        .iter()
-        .filter(|(start, _)| !is_needed(start))
-        .collect();
+    let unneeded: Vec<_> = explained.difference(&comparison.found).collect();
     assert!(unneeded.is_empty(), "no such difference: {unneeded:#?}");
     ours.end();
     theirs.end();

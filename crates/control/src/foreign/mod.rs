@@ -168,6 +168,12 @@ pub fn facts(device: &dyn BlockDevice) -> Option<Arc<Facts>> {
     ForeignImage::of(device).map(ForeignImage::facts)
 }
 
+/// Whether images of a format tell how large their clusters are, and whether they are dirty: QEMU's do not in
+/// some formats.
+pub fn tells_clusters(name: &str) -> bool {
+    !matches!(name, "bochs" | "cloop" | "dmg" | "parallels")
+}
+
 /// Whether images of a format may stand on others, by its name.
 pub(crate) fn has_backing(name: &str) -> bool {
     find(name).is_some_and(|format| format.has_backing)

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use super::CurrentHeader;
 use super::EncryptedStorage;
 use super::KeyChange;
 use super::LuksHeader;
@@ -40,7 +41,7 @@ pub struct LuksDevice {
     /// The payload as it reads decrypted.
     plain: Arc<Raw>,
     file: Arc<dyn Storage>,
-    header: LuksHeader,
+    header: CurrentHeader,
     /// What holds the header, and what unlocked it.
     place: Arc<dyn Storage>,
     known: Option<Passphrase>,
@@ -94,7 +95,7 @@ impl LuksDevice {
             read_only,
             changing: Arc::default(),
             file,
-            header,
+            header: CurrentHeader::new(header),
             detached,
         }))
     }
@@ -139,18 +140,20 @@ impl LuksDevice {
             }
         };
         let (place, detached) = (self.place.clone(), self.detached);
-        let changing = self.changing.clone();
+        let (changing, current) = (self.changing.clone(), self.header.clone());
         spawn_to_completion(async move {
             let _one = changing.lock().await;
             let header = read_header(&place, 0, detached).await?;
-            change_keys(&place, 0, header, &known, change).await
+            let changed = change_keys(&place, 0, header, &known, change).await?;
+            current.set(&changed);
+            Ok(changed)
         })
         .await
     }
 
-    /// The volume's header as it was when the volume was opened.
-    pub fn header(&self) -> &LuksHeader {
-        &self.header
+    /// The volume's header, with the key slots that there are now.
+    pub fn header(&self) -> Arc<LuksHeader> {
+        self.header.get()
     }
 }
 

@@ -5,7 +5,7 @@ use vellum_format::crypto::CryptMethod;
 use vellum_io::{Error, ErrorKind, Result};
 use vellum_storage::Storage;
 
-use super::{EncryptedStorage, MasterKey, Passphrase};
+use super::{CurrentHeader, EncryptedStorage, MasterKey, Passphrase};
 
 /// How the guest data of an open image is encrypted.
 #[derive(Debug, Clone)]
@@ -24,6 +24,8 @@ pub enum GuestEncryption {
         plain: EncryptedStorage,
         /// The key of its sectors.
         key: MasterKey,
+        /// Its header.
+        header: CurrentHeader,
     },
     /// Cluster by cluster, by guest offset.
     Legacy(EncryptedStorage),

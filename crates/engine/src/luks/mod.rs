@@ -67,6 +67,7 @@
 //! | `scratch` | files that end with the program, and whose key does |
 
 mod cipher;
+mod current_header;
 mod device;
 mod format;
 mod guest_encryption;
@@ -82,6 +83,7 @@ mod storage;
 mod volume;
 mod xts;
 
+pub use current_header::CurrentHeader;
 pub use device::{AsLuks, LuksDevice, LuksOptions};
 pub use format::{FormatOptions, IterationTime, NewVolume, format, header_size_bytes};
 pub use guest_encryption::{GuestEncryption, Unlocking};

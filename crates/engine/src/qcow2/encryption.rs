@@ -19,7 +19,8 @@ use vellum_io::{Error, ErrorKind, Result};
 use vellum_storage::Storage;
 
 use crate::luks::{
-    EncryptedStorage, GuestEncryption, KeySlot, LuksHeader, Unlocking, read_header, unlock,
+    CurrentHeader, EncryptedStorage, GuestEncryption, KeySlot, LuksHeader, Unlocking, read_header,
+    unlock,
 };
 use crate::qcow2::options::{OpenOptions, OpenPurpose};
 
@@ -63,6 +64,7 @@ pub(super) async fn open(
         passphrase: passphrase.clone(),
         plain: plain.clone(),
         key,
+        header: CurrentHeader::new(volume),
     };
     Ok((Arc::new(plain), unlocked))
 }

@@ -6,14 +6,16 @@ use std::rc::Rc;
 
 use serde_json::Value;
 use vellum::luks::{AsLuks, CryptMethod};
-use vellum::qcow2::AsQcow2;
-use vellum_format::features::Incompatible;
+use vellum::qcow2::info::BitmapInfo;
+use vellum::qcow2::{AsQcow2, Qcow2};
+use vellum_format::features::{Autoclear, Compatible, Incompatible};
 use vellum_io::lane;
 
 use super::{Daemon, bitmaps};
 use crate::backing;
 use crate::filename;
 use crate::foreign;
+use crate::format_specific;
 use crate::json;
 use crate::json_text::JsonText;
 use crate::nodes::{Inventory, NodeState, Wanted};
@@ -39,6 +41,7 @@ pub(super) async fn write(daemon: Rc<Daemon>, mut arguments: Arguments) -> Writt
     let mut listed = Listed {
         nodes: &inventory,
         is_flat,
+        stored_bitmaps: stored_bitmaps(&inventory).await?,
         below: HashMap::new(),
     };
     let mut text = JsonText::of_qmp();
@@ -65,9 +68,27 @@ fn is_encrypted(node: &NodeState) -> bool {
     })
 }
 
+/// The bitmaps that images hold, by the names of their nodes; those without any are left out.
+async fn stored_bitmaps(nodes: &Inventory) -> vellum::Result<HashMap<String, Vec<BitmapInfo>>> {
+    let mut all = HashMap::new();
+    for number in nodes.in_order_of_making() {
+        let node = nodes.node(*number);
+        let image = node.and_then(|node| Some((node, node.device()?.as_qcow2()?)));
+        let Some((node, image)) = image else {
+            continue;
+        };
+        let held = image.bitmaps().list().await?;
+        if !held.is_empty() {
+            all.insert(node.name.clone(), held);
+        }
+    }
+    Ok(all)
+}
+
 /// All nodes, as of one moment.
 struct Listed<'a> {
     nodes: &'a Inventory,
+    stored_bitmaps: HashMap<String, Vec<BitmapInfo>>,
     /// Of each chain only the first image is told of.
     is_flat: bool,
     /// Where it stands what was told of images that others stand on, by their numbers: many may stand
@@ -140,31 +161,74 @@ impl<'a> Listed<'a> {
         if let Some(format) = &named.format {
             text.string_of("backing-filename-format", format);
         }
+        let image = node.device().and_then(|device| device.as_qcow2());
+        let snapshots = image.map(Qcow2::snapshots).unwrap_or_default();
+        if !snapshots.is_empty() {
+            text.key("snapshots").begin('[');
+            for one in &snapshots {
+                text.raw(&json::compact(&format_specific::snapshot(one)));
+            }
+            text.end(']');
+        }
         let size_bytes = node.size_bytes.next_multiple_of(SECTOR_BYTES);
         text.number_of("virtual-size", size_bytes);
         text.string_of("filename", &node.shown_name());
         let info = node.device().map(|device| device.info());
-        if let Some(bytes) = info.and_then(|info| info.cluster_size_bytes) {
+        let clusters = info.and_then(|info| info.cluster_size_bytes);
+        if let Some(bytes) = clusters.filter(|_| foreign::tells_clusters(node.driver)) {
             text.number_of("cluster-size", bytes);
-        }
-        if is_encrypted(node) {
-            text.key("encrypted").switch(true);
         }
         text.string_of("format", node.driver);
         if let Some(bytes) = self.allocated_bytes(node) {
             text.number_of("actual-size", bytes);
         }
+        self.describe_format(text, node);
+        let file = self.child(node, "file").map_or(node, |file| file);
+        let full = named.name.as_deref();
+        let full = full.and_then(|name| filename::resolve(&file.shown_name(), name).ok());
+        if let Some(full) = full {
+            text.string_of("full-backing-filename", &full);
+        }
+        if is_encrypted(node) {
+            text.key("encrypted").switch(true);
+        }
         if let Some(name) = &named.name {
-            let file = self.child(node, "file").map_or(node, |file| file);
-            if let Ok(full) = filename::resolve(&file.shown_name(), name) {
-                text.string_of("full-backing-filename", &full);
-            }
             text.string_of("backing-filename", name);
         }
         if let Some(is_dirty) = self.is_dirty(node) {
             text.key("dirty-flag").switch(is_dirty);
         }
         text.end('}');
+    }
+
+    /// Adds what images of the node's format tell beside what all do.
+    fn describe_format(&self, text: &mut JsonText, node: &NodeState) {
+        let members = match node.device() {
+            None if is_file(node.driver) => Some("{}".to_owned()),
+            None => None,
+            Some(device) => {
+                if let Some(image) = device.as_qcow2() {
+                    text.key("format-specific").begin('{');
+                    text.string_of("type", node.driver).key("data");
+                    let bitmaps = self.stored_bitmaps.get(&node.name);
+                    describe_qcow2(text, image, bitmaps.map_or(&[], Vec::as_slice));
+                    text.end('}');
+                    return;
+                }
+                let luks = device.as_luks().map(|volume| {
+                    let detached = volume.has_detached_header();
+                    Value::Object(format_specific::luks_members(&volume.header(), detached))
+                });
+                let foreign = || format_specific::foreign_members(&*foreign::facts(&**device)?);
+                let members = luks.or_else(foreign);
+                members.map(|members| json::compact(&members))
+            }
+        };
+        if let Some(members) = members {
+            text.key("format-specific").begin('{');
+            text.string_of("type", node.driver).key("data");
+            text.raw(&members).end('}');
+        }
     }
 
     /// What a node takes on its disk: an image, what its files take.
@@ -183,11 +247,72 @@ impl<'a> Listed<'a> {
         if let Some(qcow2) = qcow2 {
             return Some(qcow2.header().incompatible.contains(Incompatible::DIRTY));
         }
+        let device = node.device();
+        if let Some(facts) = device.and_then(|device| foreign::facts(&**device)) {
+            let is_dirty = facts.is_dirty && node.driver != "qed";
+            return foreign::tells_clusters(node.driver).then_some(is_dirty);
+        }
         match node.driver {
-            "file" | "host_device" => Some(false),
+            driver if is_file(driver) => Some(false),
             "raw" | "luks" => self.is_dirty(self.child(node, "file")?),
             _ if self.nodes.backing(node).is_none() => self.is_dirty(self.nodes.shown_below(node)?),
             _ => None,
         }
     }
+}
+
+/// Whether a driver is that of the host's files and devices.
+fn is_file(driver: &str) -> bool {
+    matches!(driver, "file" | "host_device" | "host_cdrom")
+}
+
+/// Writes what a qcow2 image tells beside what all images do.
+fn describe_qcow2(text: &mut JsonText, image: &Qcow2, bitmaps: &[BitmapInfo]) {
+    let header = image.header();
+    let geometry = header.geometry();
+    let is_old = header.version < 3;
+    text.begin('{');
+    text.string_of("compat", if is_old { "0.10" } else { "1.1" });
+    text.string_of("compression-type", header.compression_type.name());
+    if !is_old {
+        let lazy = header.compatible.contains(Compatible::LAZY_REFCOUNTS);
+        text.key("lazy-refcounts").switch(lazy);
+    }
+    if !bitmaps.is_empty() {
+        text.key("bitmaps").begin('[');
+        for one in bitmaps {
+            text.raw(&json::compact(&format_specific::bitmap(one)));
+        }
+        text.end(']');
+    }
+    text.number_of("refcount-bits", geometry.refcount_bits().into());
+    let is_external = !is_old && geometry.external_data;
+    if let Some(name) = header.external_data_file().filter(|_| is_external) {
+        text.string_of("data-file", &String::from_utf8_lossy(name));
+    }
+    describe_encryption(text, image);
+    if is_external {
+        let is_raw = header.autoclear.contains(Autoclear::RAW_EXTERNAL_DATA);
+        text.key("data-file-raw").switch(is_raw);
+    }
+    if !is_old {
+        let is_corrupt = header.incompatible.contains(Incompatible::CORRUPT);
+        text.key("corrupt").switch(is_corrupt);
+        text.key("extended-l2").switch(geometry.extended_l2);
+    }
+    text.end('}');
+}
+
+fn describe_encryption(text: &mut JsonText, image: &Qcow2) {
+    let method = match image.header().crypt_method {
+        CryptMethod::None => return,
+        CryptMethod::Aes => "aes",
+        CryptMethod::Luks => "luks",
+    };
+    let header = image.luks_header();
+    let members = header.map(|header| format_specific::luks_members(&header, false));
+    let mut members = members.unwrap_or_default();
+    members.insert("format".to_owned(), method.into());
+    text.key("encrypt");
+    text.raw(&json::compact(&Value::Object(members)));
 }

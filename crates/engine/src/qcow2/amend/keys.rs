@@ -18,14 +18,18 @@ impl Image {
         change: KeyChange,
     ) -> Result<LuksHeader> {
         let GuestEncryption::Luks {
-            passphrase: known, ..
+            passphrase: known,
+            header: current,
+            ..
         } = &self.encryption
         else {
             let message = "the image was opened without its key";
             return Err(Error::new(ErrorKind::Denied, "amend", message));
         };
         let (at_bytes, volume) = luks_header(&self.file, header).await?;
-        change_keys(&self.file, at_bytes, volume, known, change).await
+        let changed = change_keys(&self.file, at_bytes, volume, known, change).await?;
+        current.set(&changed);
+        Ok(changed)
     }
 }
 
@@ -45,6 +49,15 @@ impl Qcow2 {
             image.change_keys(&image.header(), change).await
         };
         self.image.start_change(change).await
+    }
+
+    /// The header of the LUKS volume that holds the disk, with the key slots that there are now; `None` if it
+    /// is not encrypted with LUKS, or was opened without its key.
+    pub fn luks_header(&self) -> Option<Arc<LuksHeader>> {
+        match &self.image.encryption {
+            GuestEncryption::Luks { header, .. } => Some(header.get()),
+            _ => None,
+        }
     }
 
     /// Whether the image has key slots to change.
