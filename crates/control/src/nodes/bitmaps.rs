@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use vellum::BlockDevice;
 use vellum::nodes::{RecordedDevice, RecordedStorage, Recorder};
+use vellum::qcow2::AsQcow2;
 
 use super::{Node, Nodes};
 use crate::foreign;
@@ -48,6 +49,18 @@ const FILTERS: [&str; 8] = [
 ];
 
 impl Node {
+    /// Whether it may have bitmaps, of its image's or its own; no file is asked.
+    pub(super) fn may_have_bitmaps(&self) -> bool {
+        let is_stored = match &self.opened.kind {
+            NodeKind::Device(device) if self.opened.driver == "qcow2" => {
+                let image = device.as_qcow2();
+                image.is_some_and(|image| !image.bitmaps().are_none())
+            }
+            _ => false,
+        };
+        is_stored || !self.is_filter && !self.bitmaps.recorder.is_empty()
+    }
+
     /// Whether it shows another node, with something done on the way.
     pub(super) fn is_filter_driver(&self) -> bool {
         FILTERS.contains(&self.opened.driver)

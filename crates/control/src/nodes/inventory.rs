@@ -44,6 +44,8 @@ pub(crate) struct NodeState {
     behind: Option<usize>,
     /// It shows what one of its children does.
     pub(crate) is_filter: bool,
+    /// Otherwise it has no bitmaps.
+    pub(crate) may_have_bitmaps: bool,
     /// Another node stands on it, or it belongs to a job: it is what one puts somewhere else, and nobody
     /// uses it beside.
     pub(crate) is_below: bool,
@@ -283,6 +285,7 @@ impl NamedNode {
             children: self.uses.by(name).filter_map(child).collect(),
             behind: node.is_filter.then(|| number(&node.owner)).flatten(),
             is_filter: node.is_filter_driver(),
+            may_have_bitmaps: node.may_have_bitmaps(),
             is_below: node.is_filter
                 || self.is_only_target(name)
                 || users.clone().any(|user| matches!(user, User::Node(_))),

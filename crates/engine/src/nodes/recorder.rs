@@ -43,6 +43,11 @@ impl Recorder {
         self.bitmaps.lock().clone()
     }
 
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.bitmaps.lock().is_empty()
+    }
+
     /// The bitmap of a name.
     pub fn find(&self, name: &str) -> Option<Arc<MemoryBitmap>> {
         let bitmaps = self.bitmaps.lock();

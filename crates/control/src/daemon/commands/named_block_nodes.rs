@@ -49,7 +49,10 @@ pub(super) async fn write(daemon: Rc<Daemon>, mut arguments: Arguments) -> Writt
     let numbers = inventory.in_order_of_making().iter().rev();
     let nodes = numbers.filter_map(|number| inventory.node(*number));
     for (at, node) in nodes.enumerate() {
-        let bitmaps = bitmaps::describe(&daemon, &parts.nodes, &node.name).await?;
+        let bitmaps = match node.may_have_bitmaps {
+            true => bitmaps::describe(&daemon, &parts.nodes, &node.name).await?,
+            false => Vec::new(),
+        };
         listed.describe(&mut text, node, bitmaps);
         if at % NODES_A_TURN == NODES_A_TURN - 1 {
             lane::yield_now().await;
@@ -72,7 +75,7 @@ fn is_encrypted(node: &NodeState) -> bool {
 async fn stored_bitmaps(nodes: &Inventory) -> vellum::Result<HashMap<String, Vec<BitmapInfo>>> {
     let mut all = HashMap::new();
     for number in nodes.in_order_of_making() {
-        let node = nodes.node(*number);
+        let node = nodes.node(*number).filter(|node| node.may_have_bitmaps);
         let image = node.and_then(|node| Some((node, node.device()?.as_qcow2()?)));
         let Some((node, image)) = image else {
             continue;

@@ -174,6 +174,11 @@ impl Bitmaps {
         are_lost(&self.image.header())
     }
 
+    /// Whether the image names no directory of bitmaps, so that [`Bitmaps::list`] finds none and reads nothing.
+    pub fn are_none(&self) -> bool {
+        self.image.header().bitmaps().is_none()
+    }
+
     /// All bitmaps in the order of the directory, the inconsistent ones too.
     ///
     /// # Errors
