@@ -1,4 +1,4 @@
-//! A Ceph cluster of one monitor and one disk on loopback, without authentication.
+//! A Ceph cluster of one monitor and one disk on loopback, which asks nobody for a key or everybody (cephx).
 
 use std::fs;
 use std::net::TcpListener;
@@ -17,6 +17,14 @@ impl Drop for Killed {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// Whom a cluster asks for a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    Everybody,
+    /// Those with a key. That of `client.admin` is in the keyring which `conf` names.
+    Keys,
 }
 
 /// A running cluster, with a pool `rbd`.
@@ -63,9 +71,37 @@ fn run(program: &str, words: &[&str]) -> String {
     String::from_utf8_lossy(&done.stdout).into_owned()
 }
 
+/// The keys that there have to be before anybody can be asked for one: the monitor's and the administrator's.
+fn make_keyring(path: &str) {
+    let make = [
+        "--create-keyring",
+        path,
+        "--gen-key",
+        "-n",
+        "mon.",
+        "--cap",
+        "mon",
+        "allow *",
+    ];
+    run("ceph-authtool", &make);
+    let admin = [
+        path,
+        "--gen-key",
+        "-n",
+        "client.admin",
+        "--cap",
+        "mon",
+        "allow *",
+    ];
+    run(
+        "ceph-authtool",
+        &[&admin[..], &["--cap", "osd", "allow *"]].concat(),
+    );
+}
+
 impl Ceph {
-    pub fn start(place: &Place) -> Ceph {
-        let ceph = (0..5).find_map(|number| Self::try_start(place, number));
+    pub fn start(place: &Place, access: Access) -> Ceph {
+        let ceph = (0..5).find_map(|number| Self::try_start(place, access, number));
         let ceph = ceph.expect("a monitor that answers");
         let until = Instant::now() + Duration::from_secs(120);
         while !run("ceph", &["-c", &ceph.conf, "osd", "stat"]).contains("1 up") {
@@ -82,7 +118,7 @@ impl Ceph {
 
     /// A cluster in a folder of its own, unless its monitor does not answer: somebody else has taken a
     /// port meanwhile.
-    fn try_start(place: &Place, number: u32) -> Option<Ceph> {
+    fn try_start(place: &Place, access: Access, number: u32) -> Option<Ceph> {
         let path = |name: &str| place.path(&format!("ceph-{number}")).join(name);
         let conf = path("ceph.conf").display().to_string();
         let port = free_ports();
@@ -91,11 +127,18 @@ impl Ceph {
         for name in ["mon", "osd"] {
             fs::create_dir_all(path(name)).expect("a folder");
         }
+        let (way, keyring) = match access {
+            Access::Everybody => ("none", String::new()),
+            Access::Keys => (
+                "cephx",
+                format!("keyring = {folder}/keyring\n[osd]\nkeyring = {folder}/osd/keyring\n"),
+            ),
+        };
         let text = format!(
             "[global]\nfsid = {fsid}\nmon host = [v2:127.0.0.1:{v2},v1:127.0.0.1:{v1}]\n\
              public addr = 127.0.0.1\ncluster addr = 127.0.0.1\n\
-             auth cluster required = none\nauth service required = none\n\
-             auth client required = none\nosd pool default size = 1\n\
+             auth cluster required = {way}\nauth service required = {way}\n\
+             auth client required = {way}\nosd pool default size = 1\n\
              osd pool default min size = 1\nosd pool default pg autoscale mode = off\n\
              osd crush chooseleaf type = 0\nmon allow pool size one = true\n\
              mon data avail warn = 1\nmon data avail crit = 1\nmon data = {folder}/mon\n\
@@ -103,7 +146,7 @@ impl Ceph {
              bluestore block size = 2147483648\nbluestore cache autotune = false\n\
              bluestore cache size = 67108864\nosd memory target = 939524096\n\
              rbd default features = 61\nrun dir = {folder}\nlog file = {folder}/$name.log\n\
-             admin socket = \n"
+             admin socket = \n{keyring}"
         );
         fs::write(&conf, text).expect("a file");
         let map = path("monmap").display().to_string();
@@ -112,10 +155,13 @@ impl Ceph {
             "monmaptool",
             &["--create", "--fsid", &fsid, "--addv", "a", &address, &map],
         );
-        run(
-            "ceph-mon",
-            &["--mkfs", "-i", "a", "--monmap", &map, "-c", &conf],
-        );
+        let keyring = path("keyring").display().to_string();
+        let mut make = vec!["--mkfs", "-i", "a", "--monmap", &map, "-c", &conf];
+        if access == Access::Keys {
+            make_keyring(&keyring);
+            make.extend(["--keyring", &keyring]);
+        }
+        run("ceph-mon", &make);
         let monitor = start("ceph-mon", &["-i", "a", "-c", &conf]);
         let disk = uuid();
         let ask = ["--connect-timeout", "40", "-c", &conf, "osd", "new", &disk];
@@ -123,6 +169,12 @@ impl Ceph {
         if !done.status.success() {
             eprintln!("{}", String::from_utf8_lossy(&done.stderr));
             return None;
+        }
+        if access == Access::Keys {
+            let to = path("osd/keyring").display().to_string();
+            let may = ["mon", "allow profile osd", "osd", "allow *"];
+            let get = ["-c", &conf, "-o", &to, "auth", "get-or-create", "osd.0"];
+            run("ceph", &[&get[..], &may].concat());
         }
         run(
             "ceph-osd",
@@ -135,6 +187,14 @@ impl Ceph {
             conf,
             monitor_port: v1,
         })
+    }
+
+    /// A user that may do this in the pool (`profile rbd`), and the key that it gets.
+    pub fn add_user(&self, name: &str, profile: &str) -> String {
+        let user = format!("client.{name}");
+        let may = ["mon", "profile rbd", "osd", profile];
+        let get = ["-c", &self.conf, "auth", "get-or-create-key", &user];
+        run("ceph", &[&get[..], &may].concat()).trim().to_owned()
     }
 
     /// Runs Ceph's own tool for images.

@@ -1,8 +1,9 @@
 //! Images on a Ceph cluster: our programs beside the real ones with their driver, and Ceph's tool.
 //!
-//! All of it is one test, since a cluster takes ten seconds to start.
+//! What needs no keys is one test, since a cluster takes ten seconds to start.
 
 mod ceph;
+mod keys;
 #[path = "../nbd_client/place.rs"]
 mod place;
 
@@ -13,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ceph::Ceph;
+use ceph::{Access, Ceph};
 use place::Place;
 
 #[test]
@@ -35,7 +36,7 @@ fn images_lie_on_ceph() {
         "qemu-img",
         &["convert", "-O", "raw", "disk.qcow2", "disk.raw"],
     );
-    let ceph = Ceph::start(&place);
+    let ceph = Ceph::start(&place, Access::Everybody);
     images_are_copied_both_ways(&place, &ceph);
     what_is_written_is_what_is_read(&place, &ceph);
     holes_are_told_as_qemu_tells_them(&place, &ceph);
@@ -47,6 +48,7 @@ fn images_lie_on_ceph() {
     what_librbd_encrypts_is_read(&place, &ceph);
     a_disk_is_served_on(&place, &ceph);
     the_daemon_makes_images(&place, &ceph);
+    snapshots_are_cached_and_images_are_not(&place, &ceph);
 }
 
 /// Has our `qemu-nbd` serve an image; where to find it.
@@ -473,4 +475,62 @@ fn the_daemon_makes_images(place: &Place, ceph: &Ceph) {
         told.contains("size 8 MiB") && told.contains("order 20"),
         "{told}"
     );
+}
+
+/// The node of an image behind the cache `cache`; `more` goes into the cache's options.
+fn cached(ceph: &Ceph, image: &str, more: &str) -> String {
+    let conf = &ceph.conf;
+    let snapshot = image.split_once('@');
+    let (image, snapshot) = match snapshot {
+        Some((image, snapshot)) => (image, format!(r#","snapshot":"{snapshot}""#)),
+        None => (image, String::new()),
+    };
+    format!(
+        r#"json:{{"driver":"raw","file":{{"driver":"cache","directory":"cache",{more}"file":{{"driver":"rbd","pool":"rbd","image":"{image}"{snapshot},"conf":"{conf}"}}}}}}"#
+    )
+}
+
+/// Nothing tells versions of an image apart that is written to, and a snapshot is one for ever.
+fn snapshots_are_cached_and_images_are_not(place: &Place, ceph: &Ceph) {
+    use std::os::unix::fs::DirBuilderExt;
+    let mut folder = fs::DirBuilder::new();
+    let made = folder.mode(0o700).create(place.path("cache"));
+    made.expect("a folder");
+    let versions = || {
+        let files = fs::read_dir(place.path("cache")).expect("a folder");
+        let files = files.map(|file| file.expect("a file").path());
+        files
+            .filter(|path| path.extension().is_some_and(|end| end == "index"))
+            .count()
+    };
+    let snapshot = cached(ceph, "golden@v1", "");
+    for pattern in [3, 4] {
+        // Another image under the same names.
+        ceph.rbd(&["create", "--size", "8M", "golden"]);
+        let write = format!("write -q -P {pattern} 0 8M");
+        let far = ceph.name("golden");
+        place.good("our qemu-io", &["-f", "raw", "-c", &write, &far]);
+        ceph.rbd(&["snap", "create", "--no-progress", "golden@v1"]);
+        place.good(
+            "our qemu-io",
+            &["-f", "raw", "-c", "write -q -P 9 0 8M", &far],
+        );
+        let read = format!("read -P {pattern} 0 8M");
+        for _ in 0..2 {
+            let words = ["-r", "-c", &read, &snapshot];
+            let said = place.good("our qemu-io", &words);
+            assert!(!said.contains("failed"), "{said}");
+        }
+        ceph.rbd(&["snap", "purge", "--no-progress", "golden"]);
+        ceph.rbd(&["rm", "--no-progress", "golden"]);
+    }
+    assert_eq!(versions(), 2);
+    // An image itself has one if the user says which.
+    let image = cached(ceph, "raw", "");
+    let said = place.run("our qemu-img", &["info", &image]);
+    assert_eq!(said.code, Some(1));
+    assert!(said.err.contains("rbd:POOL/IMAGE@SNAPSHOT"), "{}", said.err);
+    let named = cached(ceph, "raw", r#""version":"of today","#);
+    place.good("our qemu-io", &["-r", "-c", "read 0 1M", &named]);
+    assert_eq!(versions(), 3);
 }

@@ -1,5 +1,6 @@
 //! Images on another machine by ssh: our programs, with OpenSSH's client and server.
 
+mod cached;
 #[path = "../nbd_client/place.rs"]
 mod place;
 mod sshd;

@@ -32,6 +32,8 @@ impl Drop for Killed {
 struct Door {
     open: Mutex<Vec<TcpStream>>,
     is_held: AtomicBool,
+    /// Whoever comes is sent away.
+    is_shut: AtomicBool,
     /// Connections that are still to break in the middle.
     to_break: AtomicUsize,
 }
@@ -117,6 +119,9 @@ impl Sshd {
         };
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
+                if door.is_shut.load(Ordering::SeqCst) {
+                    continue;
+                }
                 let Ok(server) = TcpStream::connect(("127.0.0.1", inside)) else {
                     continue;
                 };
@@ -212,6 +217,12 @@ impl Sshd {
             // It may have ended already.
             let _ = stream.shutdown(Shutdown::Both);
         }
+    }
+
+    /// Ends every connection, and lets nobody in any more.
+    pub fn refuse(&self) {
+        self.door.is_shut.store(true, Ordering::SeqCst);
+        self.cut();
     }
 
     /// Has the next connections that carry much break in the middle.

@@ -13,6 +13,14 @@ use crate::{stderr, url_name};
 /// What is in the memory of a child whose bytes go to the cache at once.
 const CHILD_KEEP_BYTES: &str = "2097152";
 
+const NO_VERSION: &str =
+    "the server does not tell versions of the file apart (no entity tag or time): name this one with \
+     'version', and use another name when the file is another one";
+const NO_SNAPSHOT: &str =
+    "an image on Ceph may change at any time, and only its snapshots do not: cache one \
+     (rbd:POOL/IMAGE@SNAPSHOT), or name this version with 'version', and use another name when the \
+     image is another one";
+
 pub(super) async fn open(
     mut options: Options,
     common: CommonOptions,
@@ -28,6 +36,7 @@ pub(super) async fn open(
     let version = options.take_text("version")?;
     let mut file = options.take_group("file");
     let source = source_of(&file);
+    let is_ceph = file.get_text("driver") == Some("rbd");
     have_child_keep_little(&mut file);
     options.set_group("file", file);
     let opened = child(&mut options, "file", Role::Protocol, &around).await;
@@ -42,10 +51,10 @@ pub(super) async fn open(
     let below = opened.storage();
     let source = source.map_or_else(|| below.name().to_owned(), |(source, _)| source);
     let Some(version) = version.or_else(|| below.version()) else {
-        return Err(invalid(
-            "the server does not tell versions of the file apart (no entity tag or time): name this \
-             one with 'version', and use another name when the file is another one",
-        ));
+        return Err(invalid(match is_ceph {
+            true => NO_SNAPSHOT,
+            false => NO_VERSION,
+        }));
     };
     let notice = cache.notice;
     match CacheStorage::open(&source, &version, below.clone(), cache).await {

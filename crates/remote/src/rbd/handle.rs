@@ -140,10 +140,20 @@ impl Pool {
         let connected = unsafe { (self.library.rados_connect)(self.cluster) };
         if connected < 0 {
             return Err(failed("open", connected, |why| {
-                format!(
-                    "error connecting: {why} (is the cluster there, and its configuration and \
-                     keyring here? see the options 'conf', 'user' and 'server')"
-                )
+                let hint = match -connected {
+                    libc::EPERM | libc::EACCES => {
+                        "is it the key of this user? see the options 'user' and 'key-secret', and \
+                         the keyring"
+                    }
+                    libc::ENOENT => {
+                        "there is no keyring for this user; see the options 'key-secret' and 'conf'"
+                    }
+                    _ => {
+                        "is the cluster there, and its configuration and keyring here? see the \
+                         options 'conf', 'user' and 'server'"
+                    }
+                };
+                format!("error connecting: {why} ({hint})")
             }));
         }
         let name = text(&options.pool)?;
@@ -349,6 +359,33 @@ impl Image {
 
     pub(super) fn size_bytes(&self) -> Result<u64> {
         self.ask(self.library().rbd_get_size, 0)
+    }
+
+    /// What tells a snapshot of the image from all others, of all clusters: nothing ever changes in it. Nothing if that
+    /// cannot be told (images of the oldest format).
+    pub(super) fn snapshot_id(&self, snapshot: &str) -> Option<String> {
+        let library = self.library();
+        let mut value = [0 as c_char; 256];
+        let (place, len) = (value.as_mut_ptr(), value.len() - 1);
+        let told = |value: &[c_char]| {
+            // SAFETY: a place behind which a zero byte stays.
+            let value = unsafe { CStr::from_ptr(value.as_ptr()) };
+            value.to_string_lossy().into_owned()
+        };
+        // SAFETY: an open connection, and a place with its length.
+        let asked = unsafe { (library.rados_cluster_fsid)(self.handle().pool.cluster, place, len) };
+        let cluster = (asked >= 0).then(|| told(&value))?;
+        value.fill(0);
+        let place = value.as_mut_ptr();
+        // SAFETY: an open image, and a place with its length.
+        let asked = unsafe { (library.rbd_get_id)(self.pointer(), place, len) };
+        let image = (asked >= 0).then(|| told(&value))?;
+        let snapshot = text(snapshot).ok()?;
+        let mut number = 0;
+        // SAFETY: an open image, a string, and a place for a number.
+        let asked =
+            unsafe { (library.rbd_snap_get_id)(self.pointer(), snapshot.as_ptr(), &mut number) };
+        (asked >= 0).then(|| format!("{cluster} {image} {number}"))
     }
 
     /// In how large units whole objects can be told of: for images of which it can be told

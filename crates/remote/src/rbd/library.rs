@@ -56,6 +56,7 @@ functions! {
     rados_conf_get(Pointer, *const c_char, *mut c_char, usize) -> c_int;
     rados_connect(Pointer) -> c_int;
     rados_shutdown(Pointer);
+    rados_cluster_fsid(Pointer, *mut c_char, usize) -> c_int;
     rados_ioctx_create(Pointer, *const c_char, *mut Pointer) -> c_int;
     rados_ioctx_set_namespace(Pointer, *const c_char);
     rados_ioctx_destroy(Pointer);
@@ -65,6 +66,8 @@ functions! {
     rbd_open(Pointer, *const c_char, *mut Pointer, *const c_char) -> c_int;
     rbd_open_read_only(Pointer, *const c_char, *mut Pointer, *const c_char) -> c_int;
     rbd_close(Pointer) -> c_int;
+    rbd_get_id(Pointer, *mut c_char, usize) -> c_int;
+    rbd_snap_get_id(Pointer, *const c_char, *mut u64) -> c_int;
     rbd_get_size(Pointer, *mut u64) -> c_int;
     rbd_get_features(Pointer, *mut u64) -> c_int;
     rbd_get_flags(Pointer, *mut u64) -> c_int;

@@ -40,6 +40,8 @@ pub struct RbdStorage {
 #[derive(Debug)]
 struct Shared {
     name: String,
+    /// Of a snapshot: which one it is.
+    version: Option<String>,
     writable: bool,
     image: Mutex<Option<Arc<Image>>>,
     closed: Mutex<Option<oneshot::Receiver<Result<()>>>>,
@@ -73,13 +75,16 @@ impl RbdStorage {
                 Some(_) => None,
                 None => image.diff_unit_bytes()?,
             };
-            Ok((image, closed, size_bytes, unit_bytes))
+            let snapshot = options.snapshot.as_deref();
+            let version = snapshot.and_then(|snapshot| image.snapshot_id(snapshot));
+            Ok((image, closed, size_bytes, unit_bytes, version))
         });
         let opened = opened.await.map_err(|error| error.target(&name));
-        let (image, closed, size_bytes, diff_unit_bytes) = opened?;
+        let (image, closed, size_bytes, diff_unit_bytes, version) = opened?;
         Ok(Arc::new(RbdStorage {
             shared: Arc::new(Shared {
                 name,
+                version,
                 writable,
                 image: Mutex::new(Some(image)),
                 closed: Mutex::new(Some(closed)),
@@ -316,6 +321,10 @@ impl Storage for RbdStorage {
 
     fn name(&self) -> &str {
         &self.shared.name
+    }
+
+    fn version(&self) -> Option<String> {
+        self.shared.version.clone()
     }
 
     fn len_bytes(&self) -> Result<u64> {

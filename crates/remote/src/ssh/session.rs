@@ -19,7 +19,7 @@ use futures_channel::oneshot;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vellum_io::buffer::total_len;
-use vellum_io::{Buffers, Error, ErrorKind, Result};
+use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
 
 use super::host_key;
 use super::options::{HostKeyCheck, SshOptions};
@@ -108,6 +108,18 @@ impl Written {
         let buffers = self.1.await;
         self.0.wait().await?;
         buffers.map_err(|_| lost())
+    }
+}
+
+/// A look at the file on its way, and what it was.
+#[derive(Debug)]
+pub(super) struct Looked(Answer, FileState);
+
+impl Looked {
+    /// Whether the file is what it was.
+    pub(super) async fn wait(self) -> Result<bool> {
+        let (body, _) = self.0.wait().await?;
+        Ok(wire::file_state(Reader(&Buffer::join_all(body)))? == self.1)
     }
 }
 
@@ -238,11 +250,17 @@ fn answered(
     }
     let body = read_body(input, len)?;
     match kind {
+        wire::ATTRIBUTES if operation == "look" => {
+            let body = Buffers::from_iter([Buffer::copy_of(&body)]);
+            Ok(Ok((body, len.into())))
+        }
         wire::STATUS if operation == "read" && wire::is_end(Reader(&body)) => {
             Ok(Ok((Buffers::new(), 0)))
         }
         wire::STATUS => match wire::status(operation, Reader(&body)) {
-            Ok(()) if operation == "read" => Err(broken("a read without data")),
+            Ok(()) if matches!(operation, "read" | "look") => {
+                Err(broken("nothing of what was asked for"))
+            }
             status => Ok(status.map(|()| (Buffers::new(), 0))),
         },
         _ => Err(broken("an answer of another kind")),
@@ -485,6 +503,15 @@ impl Session {
             let message = Message::new(wire::READ, number).text(&self.handle);
             message.u64(offset_bytes).u32(len).done(0)
         })
+    }
+
+    /// Looks whether the file is still what it was when it was opened, behind everything that was asked before: a
+    /// server carries out requests for one file in their order.
+    pub(super) fn look(&self) -> Looked {
+        let answer = self.submit("look", None, None, |number| {
+            Message::new(wire::FSTAT, number).text(&self.handle).done(0)
+        });
+        Looked(answer, self.state)
     }
 
     /// Begins a write, of [`Session::most_write_bytes`] at most.

@@ -15,7 +15,7 @@ use vellum_storage::{Capabilities, Storage, WriteFlags, ZeroFlags};
 
 use super::options::SshOptions;
 use super::pieces::{cut, join, lengths};
-use super::session::Session;
+use super::session::{Answer, Session};
 use crate::beyond_end::BeyondEnd;
 use crate::blocking;
 use crate::failed_flush::FailedFlush;
@@ -45,6 +45,8 @@ struct Shared {
     /// Why a flush has failed: none succeeds after it (rule 11).
     failed_flush: FailedFlush,
     told_no_fsync: AtomicBool,
+    /// Somebody keeps copies of a version: only its bytes are read from now on.
+    keeps_version: AtomicBool,
     closed: AtomicBool,
 }
 
@@ -69,6 +71,7 @@ impl SshStorage {
                 len_bytes: AtomicU64::new(len_bytes),
                 failed_flush: FailedFlush::default(),
                 told_no_fsync: AtomicBool::new(false),
+                keeps_version: AtomicBool::new(false),
                 closed: AtomicBool::new(false),
             }),
         }))
@@ -104,8 +107,9 @@ impl Shared {
         let mut session = self.session();
         let mut patience = None;
         loop {
-            let failed = match read(&session, offset_bytes, buffers).await {
-                Ok(buffers) => return Ok(buffers),
+            let failed = match self.read_version(&session, offset_bytes, buffers).await {
+                Ok(Some(buffers)) => return Ok(buffers),
+                Ok(None) => return Err(self.changed()),
                 Err(error) => self.named(error, offset_bytes),
             };
             let is_lost = session.is_dead() && !self.options.writable;
@@ -119,6 +123,26 @@ impl Shared {
             session = self.connect_anew(&session).await?;
             buffers = lengths.iter().copied().map(Buffer::for_read).collect();
         }
+    }
+
+    /// Reads; nothing if the file is not what it was, where somebody wants to know.
+    async fn read_version(
+        &self,
+        session: &Session,
+        offset_bytes: u64,
+        buffers: Buffers,
+    ) -> Result<Option<Buffers>> {
+        let begun = read(session, offset_bytes, buffers);
+        if !self.keeps_version.load(Ordering::Acquire) {
+            return begun.finish(session).await.map(Some);
+        }
+        let looked = session.look();
+        let read = begun.finish(session).await?;
+        Ok(looked.wait().await?.then_some(read))
+    }
+
+    fn changed(&self) -> Error {
+        failure::changed(&self.options.name, "its length or its time")
     }
 
     /// Another session than one that is dead.
@@ -136,10 +160,7 @@ impl Shared {
             return Err(error.clone());
         }
         let connected = match connect(&self.options).await {
-            Ok(session) if session.state() != dead.state() => {
-                let how = "its length or its time";
-                Err(failure::changed(&self.options.name, how))
-            }
+            Ok(session) if session.state() != dead.state() => Err(self.changed()),
             connected => connected,
         };
         match connected {
@@ -273,11 +294,17 @@ impl Patience {
     }
 }
 
-/// Reads; what the file has no bytes for, since it is shorter now, is zeroes.
-async fn read(session: &Session, offset_bytes: u64, buffers: Buffers) -> Result<Buffers> {
+/// Reads that were begun: where each begins, its length, and its answer.
+struct Begun {
+    lengths: Vec<usize>,
+    parts: Vec<(u64, u64, Answer)>,
+}
+
+/// Begins to read.
+fn read(session: &Session, offset_bytes: u64, buffers: Buffers) -> Begun {
     let lengths = lengths(&buffers);
     let mut at = offset_bytes;
-    let begun: Vec<_> = cut(buffers, session.most_read_bytes())
+    let parts = cut(buffers, session.most_read_bytes())
         .into_iter()
         .map(|part| {
             let (begin, part_bytes) = (at, total_len(&part));
@@ -285,18 +312,25 @@ async fn read(session: &Session, offset_bytes: u64, buffers: Buffers) -> Result<
             (begin, part_bytes, session.read(begin, part))
         })
         .collect();
-    let mut pieces = Vec::new();
-    for (begin, part_bytes, answer) in begun {
-        let (part, read_bytes) = answer.wait().await?;
-        match read_bytes == part_bytes {
-            true => pieces.extend(part),
-            false => {
-                let rest = read_rest(session, begin, part_bytes, (part, read_bytes)).await?;
-                pieces.push(rest);
+    Begun { lengths, parts }
+}
+
+impl Begun {
+    /// What was read; what the file has no bytes for, since it is shorter now, is zeroes.
+    async fn finish(self, session: &Session) -> Result<Buffers> {
+        let mut pieces = Vec::new();
+        for (begin, part_bytes, answer) in self.parts {
+            let (part, read_bytes) = answer.wait().await?;
+            match read_bytes == part_bytes {
+                true => pieces.extend(part),
+                false => {
+                    let rest = read_rest(session, begin, part_bytes, (part, read_bytes)).await?;
+                    pieces.push(rest);
+                }
             }
         }
+        Ok(join(pieces, &self.lengths))
     }
-    Ok(join(pieces, &lengths))
 }
 
 /// Reads on where a server has given less than it was asked for.
@@ -338,6 +372,14 @@ impl Storage for SshStorage {
 
     fn name(&self) -> &str {
         &self.shared.options.name
+    }
+
+    /// Of a file that is only read: whoever asks is given bytes of that version alone from then on.
+    fn version(&self) -> Option<String> {
+        let state = self.shared.session().state();
+        let modified = state.modified.filter(|_| !self.shared.options.writable)?;
+        self.shared.keeps_version.store(true, Ordering::Release);
+        Some(format!("{} {modified}", state.len_bytes))
     }
 
     fn len_bytes(&self) -> Result<u64> {
