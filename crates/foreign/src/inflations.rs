@@ -1,18 +1,14 @@
 //! [`Inflations`]: pieces of an image that are inflated once for all who ask for them at a time.
 //!
-//! Invariants:
-//! - Whoever asks for a piece that somebody inflates gets what that one gets. If that one gives up or
-//!   fails, the next one tries.
-//! - No lock is held while a piece is read and inflated. What is counted is the memory that it takes: beyond
-//!   it pieces wait for one another.
+//! What is counted is the memory that they take: beyond it pieces wait for one another.
 
-use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-use async_lock::{OnceCell, Semaphore};
-use parking_lot::Mutex;
+use async_lock::Semaphore;
 use vellum::Result;
+
+use crate::joined::Joined;
 
 /// What a piece inflates to.
 pub(crate) type Content = Arc<Vec<u8>>;
@@ -20,7 +16,7 @@ pub(crate) type Content = Arc<Vec<u8>>;
 /// The pieces that are being inflated, by what tells them apart.
 #[derive(Debug)]
 pub(crate) struct Inflations<K> {
-    running: Mutex<HashMap<K, Weak<OnceCell<Content>>>>,
+    joined: Joined<K, Content>,
     room: Semaphore,
 }
 
@@ -28,7 +24,7 @@ impl<K: Copy + Eq + Hash> Inflations<K> {
     /// At most so many at a time.
     pub(crate) fn new(most: usize) -> Inflations<K> {
         Inflations {
-            running: Mutex::default(),
+            joined: Joined::default(),
             room: Semaphore::new(most.max(1)),
         }
     }
@@ -39,27 +35,11 @@ impl<K: Copy + Eq + Hash> Inflations<K> {
         piece: K,
         inflate: impl Future<Output = Result<Content>>,
     ) -> Result<Content> {
-        let cell = self.cell(piece);
-        let content = cell.get_or_try_init(async || {
+        let inflate = async {
             let _room = self.room.acquire().await;
             inflate.await
-        });
-        let content = content.await.cloned();
-        drop(cell);
-        self.running
-            .lock()
-            .retain(|_, cell| cell.strong_count() > 0);
-        content
-    }
-
-    fn cell(&self, piece: K) -> Arc<OnceCell<Content>> {
-        let mut running = self.running.lock();
-        if let Some(cell) = running.get(&piece).and_then(Weak::upgrade) {
-            return cell;
-        }
-        let cell = Arc::new(OnceCell::new());
-        running.insert(piece, Arc::downgrade(&cell));
-        cell
+        };
+        self.joined.join(piece, inflate).await
     }
 }
 
@@ -105,7 +85,7 @@ mod tests {
                 assert_eq!(content.unwrap()[..], [at as u8 % 2]);
             }
             assert_eq!(count.get(), 2);
-            assert!(inflations.running.lock().is_empty());
+            assert!(inflations.joined.is_idle());
         });
     }
 

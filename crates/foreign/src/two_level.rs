@@ -16,6 +16,7 @@ use vellum::{Error, ErrorKind, Result, Storage};
 use vellum_storage::ZeroFlags;
 
 use crate::fields::barrier;
+use crate::joined::Joined;
 use crate::layout::{Place, Run};
 use crate::paged::{PagedTables, Patches, Table, Width};
 
@@ -46,8 +47,8 @@ pub(crate) struct TwoLevel {
     tables: PagedTables,
     /// Where the next thing is put, in bytes of the file.
     end_bytes: Mutex<u64>,
-    /// Leaves are made one at a time, so that nobody makes one twice.
-    making: async_lock::Mutex<()>,
+    /// Leaves that are being made, by the index of the entry that leads to them.
+    making: Joined<u64, u64>,
     /// Leaves of the blocks that have host space and are not linked yet.
     leaves: Mutex<HashMap<u64, u64>>,
     /// Where the file ended when all was given up.
@@ -67,7 +68,7 @@ impl TwoLevel {
             file,
             shape,
             end_bytes: Mutex::new(end_bytes),
-            making: async_lock::Mutex::new(()),
+            making: Joined::default(),
             leaves: Mutex::default(),
             cleared_end_bytes: Mutex::default(),
         }
@@ -191,10 +192,17 @@ impl TwoLevel {
         }
     }
 
-    /// The leaf of a cluster, which is made if need be.
-    async fn make_leaf(&self, offset_bytes: u64) -> Result<u64> {
+    /// The leaf of a cluster, which is made if need be: once, beside others.
+    async fn leaf_of(&self, offset_bytes: u64) -> Result<u64> {
         let (l1_index, _) = self.indices(offset_bytes);
-        let _making = self.making.lock().await;
+        match self.tables.fetch(self.shape.l1, l1_index).await? {
+            0 => self.making.join(l1_index, self.make_leaf(l1_index)).await,
+            leaf => Ok(leaf),
+        }
+    }
+
+    async fn make_leaf(&self, l1_index: u64) -> Result<u64> {
+        // Whoever made it may have ended before this one has joined.
         let leaf = self.tables.fetch(self.shape.l1, l1_index).await?;
         if leaf != 0 {
             return Ok(leaf);
@@ -211,7 +219,7 @@ impl TwoLevel {
 
     /// Finds space for the cluster at an offset, and what leads to it.
     pub(crate) async fn allocate(&self, offset_bytes: u64) -> Result<u64> {
-        let leaf = self.make_leaf(offset_bytes).await?;
+        let leaf = self.leaf_of(offset_bytes).await?;
         let cluster_bytes = self.shape.cluster_bytes;
         let host = self.reserve(cluster_bytes, cluster_bytes)?;
         self.leaves.lock().insert(offset_bytes, leaf);
@@ -235,7 +243,7 @@ impl TwoLevel {
 
     /// Sets the entry of any cluster.
     pub(crate) async fn set(&self, offset_bytes: u64, entry: u64) -> Result<()> {
-        let leaf = self.make_leaf(offset_bytes).await?;
+        let leaf = self.leaf_of(offset_bytes).await?;
         let (_, leaf_index) = self.indices(offset_bytes);
         self.tables.set(self.leaf(leaf)?, leaf_index, entry);
         Ok(())

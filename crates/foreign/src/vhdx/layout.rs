@@ -16,6 +16,7 @@ use super::invalid;
 use super::metadata::Parameters;
 use super::parent::ParentLocator;
 use super::replay::OnLog;
+use super::space::Space;
 use super::writer::{Pages, Writer};
 use crate::device::MappedDevice;
 use crate::facts::Facts;
@@ -60,8 +61,8 @@ pub struct VhdxLayout {
     /// Where the table is in the file.
     bat_bytes: u64,
     table: RwLock<Table>,
-    /// Where the next block goes, in bytes. Held while the file grows.
-    end_bytes: async_lock::Mutex<u64>,
+    space: Space,
+    /// Held while it writes: the log is a sequence of entries, of which one is durable before the next.
     writer: async_lock::Mutex<Writer>,
     bitmaps: Bitmaps,
     keeps_identity: AtomicBool,
@@ -139,6 +140,7 @@ async fn read_layout(
         return Err(invalid(problem));
     }
     let regions_end_bytes = image.regions.taken.end_bytes();
+    let block_bytes = image.parameters.block_bytes;
     Ok(VhdxLayout {
         file: [file],
         shape,
@@ -150,7 +152,7 @@ async fn read_layout(
             changed: BTreeSet::new(),
         }),
         // A region may lie where the file has not come to yet.
-        end_bytes: async_lock::Mutex::new(file_bytes.max(regions_end_bytes)),
+        space: Space::new(file_bytes, regions_end_bytes, block_bytes),
         writer: async_lock::Mutex::new(image.writer),
         bitmaps: Bitmaps::default(),
         keeps_identity: AtomicBool::new(false),
@@ -419,23 +421,20 @@ impl Layout for VhdxLayout {
             });
         }
         let [file] = &self.file;
-        let mut end_bytes = self.end_bytes.lock().await;
-        let start = end_bytes.max(file.len_bytes()?);
-        let places = start
-            .checked_next_multiple_of(BLOCK_ALIGNMENT_BYTES)
-            .and_then(|start| Some((start, start.checked_add(self.parameters.block_bytes)?)))
-            .filter(|(_, end)| *end <= i64::MAX as u64);
-        let Some((start, end)) = places else {
-            let message = "the VHDX image cannot become larger";
-            return Err(Error::new(ErrorKind::NoSpace, "write", message).target(file.name()));
-        };
-        file.truncate(end).await?;
-        *end_bytes = end;
+        let place = self.space.take(file).await?;
         Ok(NewBlock {
             file: 0,
-            offset_bytes: start,
-            reads_as_zeroes: file.capabilities().has_zero_init,
+            offset_bytes: place.start_bytes,
+            reads_as_zeroes: place.is_new && file.capabilities().has_zero_init,
         })
+    }
+
+    fn give_back(&self, offset_bytes: u64, new: NewBlock) {
+        let place = self.place(&self.table.read(), self.block(offset_bytes));
+        // One that has some sectors already keeps its place.
+        if !matches!(place, Ok(Place::Data { .. })) {
+            self.space.give_back(new.offset_bytes);
+        }
     }
 
     fn link(&self, offset_bytes: u64, block: NewBlock) -> Result<()> {

@@ -30,6 +30,7 @@ mod metadata;
 mod parent;
 mod region;
 mod replay;
+mod space;
 #[cfg(test)]
 mod tests;
 mod writer;

@@ -54,8 +54,7 @@ struct Blocks {
     /// Bitmaps have to be looked at before a block's bytes are used.
     needs_bitmaps: bool,
     state: Mutex<State>,
-    /// Held while a block gets its place.
-    space: async_lock::Mutex<Space>,
+    space: Space,
     bitmaps: Bitmaps,
     /// Something is written to the image: then the bitmaps of dynamic images are made right.
     is_changing: AtomicBool,
@@ -172,7 +171,7 @@ async fn read_blocks(image: &Image, header: &Header, read_only: bool) -> Result<
             whole: vec![0; words],
             mended: BTreeSet::new(),
         }),
-        space: async_lock::Mutex::new(space),
+        space,
         bitmaps: Bitmaps::default(),
         is_changing: AtomicBool::new(false),
     })
@@ -385,12 +384,24 @@ impl Layout for VpcLayout {
                 reads_as_zeroes: false,
             });
         }
-        let new = blocks.space.lock().await.take(file).await?;
+        let new = blocks.space.take(file).await?;
         Ok(NewBlock {
             file: 0,
             offset_bytes: new.offset_bytes + blocks.bitmap_bytes,
             reads_as_zeroes: new.is_fresh && file.capabilities().has_zero_init,
         })
+    }
+
+    fn give_back(&self, offset_bytes: u64, new: NewBlock) {
+        let Some(blocks) = &self.blocks else {
+            return;
+        };
+        // One that has some sectors already keeps its place.
+        let place = blocks.state.lock().place(blocks.block(offset_bytes));
+        if place.is_none() {
+            let start = new.offset_bytes.saturating_sub(blocks.bitmap_bytes);
+            blocks.space.give_back(start);
+        }
     }
 
     fn link(&self, offset_bytes: u64, new: NewBlock) -> Result<()> {
@@ -457,6 +468,6 @@ impl Layout for VpcLayout {
             return Ok(());
         };
         blocks.is_changing.store(false, Ordering::Release);
-        blocks.space.lock().await.end(&self.file[0]).await
+        blocks.space.end(&self.file[0]).await
     }
 }

@@ -1,0 +1,98 @@
+//! [`Places`]: places for blocks of one size, one behind another at the end of a file.
+
+use std::collections::BTreeSet;
+
+/// See the module's head.
+#[derive(Debug)]
+pub(crate) struct Places {
+    /// Of each place.
+    len_bytes: u64,
+    /// Where the next new one begins.
+    end_bytes: u64,
+    /// Before the end: given out, and given back.
+    free: BTreeSet<u64>,
+}
+
+/// A place for a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NewPlace {
+    pub(crate) start_bytes: u64,
+    /// Nobody had it before.
+    pub(crate) is_new: bool,
+}
+
+impl Places {
+    /// Places of a length from an offset on.
+    pub(crate) fn new(end_bytes: u64, len_bytes: u64) -> Places {
+        Places {
+            len_bytes,
+            end_bytes,
+            free: BTreeSet::new(),
+        }
+    }
+
+    /// Behind it is no place that was given out.
+    pub(crate) fn end_bytes(&self) -> u64 {
+        self.end_bytes
+    }
+
+    /// The place that is given out next, if all of it is below an offset.
+    pub(crate) fn take_below(&mut self, most_bytes: u64) -> Option<NewPlace> {
+        if let Some(start_bytes) = self.free.pop_first() {
+            return Some(NewPlace {
+                start_bytes,
+                is_new: false,
+            });
+        }
+        let start_bytes = self.end_bytes;
+        let end_bytes = start_bytes.checked_add(self.len_bytes)?;
+        (end_bytes <= most_bytes).then(|| {
+            self.end_bytes = end_bytes;
+            NewPlace {
+                start_bytes,
+                is_new: true,
+            }
+        })
+    }
+
+    /// Takes a place back that nothing was put into, or nothing that counts.
+    pub(crate) fn give_back(&mut self, start_bytes: u64) {
+        self.free.insert(start_bytes);
+    }
+
+    /// Has the end be where the last place ends that is in use. What is behind it has to become zeroes.
+    pub(crate) fn cut(&mut self) {
+        while let Some(last) = self.end_bytes.checked_sub(self.len_bytes)
+            && self.free.remove(&last)
+        {
+            self.end_bytes = last;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_follow_each_other_and_those_given_back_come_first() {
+        let mut places = Places::new(100, 10);
+        let take = |places: &mut Places| {
+            let place = places.take_below(130);
+            place.map(|place| (place.start_bytes, place.is_new))
+        };
+        for start in [100, 110, 120] {
+            assert_eq!(take(&mut places), Some((start, true)));
+        }
+        assert_eq!(take(&mut places), None);
+        for start in [120, 100] {
+            places.give_back(start);
+        }
+        assert_eq!(take(&mut places), Some((100, false)));
+        places.cut();
+        assert_eq!(places.end_bytes(), 120);
+        assert_eq!(take(&mut places), Some((120, true)));
+        let mut last = Places::new(u64::MAX - 5, 10);
+        assert_eq!(last.take_below(u64::MAX), None);
+    }
+}
