@@ -7,21 +7,22 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::disk::{Disk, Layer};
+use super::disk::{Disk, Layer, OnFull};
 use super::load::Load;
 use super::model::{GRANULE_BYTES, Model, Moment};
 use super::monitor::{Monitor, Outcome, Silence};
 use crate::random::Random;
 
 /// How long a job may take while clients write; then it is cancelled.
-const JOB_LIMIT: Duration = Duration::from_secs(4);
+pub const JOB_LIMIT: Duration = Duration::from_secs(4);
 /// A job that was cancelled, or told to complete, and does not end has failed.
-const END_LIMIT: Duration = Duration::from_secs(60);
+pub const END_LIMIT: Duration = Duration::from_secs(60);
 const EXPORT: &str = "e";
 const EXPORT_TRIES: usize = 500;
 const EXPORT_PAUSE: Duration = Duration::from_millis(10);
 
-type Done<T = ()> = std::result::Result<T, Silence>;
+/// What a monitor has done, unless the daemon says nothing any more.
+pub type Done<T = ()> = std::result::Result<T, Silence>;
 
 /// A backup that is complete, and the moment that it shows.
 #[derive(Debug)]
@@ -30,6 +31,17 @@ pub struct Backup {
     pub layer: Layer,
     /// When it began.
     pub moment: Moment,
+}
+
+/// What was done about space.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Counts {
+    /// Compactions that were begun.
+    pub compactions: u64,
+    /// Jobs of policies for chains.
+    pub policy_jobs: u64,
+    /// How often there was no room.
+    pub fills: u64,
 }
 
 /// Who changes the graph.
@@ -46,6 +58,10 @@ pub struct Changes<'a> {
     pub backups: Vec<Backup>,
     /// What was done, and with what result, for people.
     pub history: Vec<String>,
+    /// What was done about space.
+    pub counts: Counts,
+    /// A compaction that goes on beside all else.
+    pub beside: Option<String>,
     bitmaps: Vec<String>,
     jobs: u64,
     next_bitmap: u64,
@@ -61,6 +77,8 @@ impl<'a> Changes<'a> {
             random,
             backups: Vec::new(),
             history: Vec::new(),
+            counts: Counts::default(),
+            beside: None,
             bitmaps: Vec::new(),
             jobs: 0,
             next_bitmap: 0,
@@ -76,11 +94,20 @@ impl<'a> Changes<'a> {
     }
 
     fn change(&mut self) -> Done {
+        if self.disk.has_policy {
+            self.keep_short()?;
+        }
         loop {
             std::thread::sleep(Duration::from_millis(self.random.below(60)));
             let long = self.disk.chain.len() > 3;
             let recorded = self.disk.log.is_some();
-            match self.random.below(100) {
+            // Of every chance so much is about space.
+            let most = if self.disk.is_ours && !recorded {
+                122
+            } else {
+                100
+            };
+            match self.random.below(most) {
                 0..85 if recorded => self.bitmap()?,
                 _ if recorded => self.remove_export()?,
                 0..30 if !long => self.snapshot()?,
@@ -93,16 +120,20 @@ impl<'a> Changes<'a> {
                 86..89 => self.rename_backing()?,
                 89..92 => self.snapshot_inside()?,
                 92..94 => self.resize_in_use()?,
+                100..114 => self.compact()?,
+                114.. => self.fill()?,
                 _ => self.remove_export()?,
             }
         }
     }
 
-    fn note(&mut self, what: impl Into<String>) {
+    /// Has this stand in the history.
+    pub fn note(&mut self, what: impl Into<String>) {
         self.history.push(what.into());
     }
 
-    fn ask(&mut self, name: &str, arguments: Value) -> Done<Outcome> {
+    /// Has the daemon carry a command out, and notes what came of it.
+    pub fn ask(&mut self, name: &str, arguments: Value) -> Done<Outcome> {
         let outcome = self.monitor.ask(name, arguments.clone())?;
         let verdict = match &outcome {
             Ok(_) => "ok".to_owned(),
@@ -112,7 +143,8 @@ impl<'a> Changes<'a> {
         Ok(outcome)
     }
 
-    fn top(&self) -> String {
+    /// The node of the uppermost image.
+    pub fn top(&self) -> String {
         self.disk.chain.last().map(Layer::node).unwrap_or_default()
     }
 
@@ -148,7 +180,8 @@ impl<'a> Changes<'a> {
         }
     }
 
-    fn snapshot(&mut self) -> Done {
+    /// Puts an overlay on the disk.
+    pub fn snapshot(&mut self) -> Done {
         let Some(layer) = self.new_image(Some(self.disk.chain.len() - 1)) else {
             return Ok(());
         };
@@ -234,29 +267,35 @@ impl<'a> Changes<'a> {
         Ok(())
     }
 
-    fn new_job(&mut self) -> String {
+    /// The name of another job.
+    pub fn new_job(&mut self) -> String {
         self.jobs += 1;
         format!("j{}", self.jobs)
     }
 
     /// Waits for the end of a job; whether it has done its work.
     fn end(&mut self, job: &str) -> Done<bool> {
+        Ok(self.end_with(job)?.is_ok())
+    }
+
+    /// As [`Self::end`]; what was wrong.
+    pub fn end_with(&mut self, job: &str) -> Done<std::result::Result<(), String>> {
         if let Some(end) = self.monitor.wait_end(job, JOB_LIMIT)? {
             self.note(format!("{job} ended: {end:?}"));
-            return Ok(end.is_ok());
+            return Ok(end);
         }
         let _ = self.ask("job-cancel", json!({"id": job}))?;
         match self.monitor.wait_end(job, END_LIMIT)? {
             Some(end) => {
                 self.note(format!("{job} cancelled: {end:?}"));
-                Ok(end.is_ok())
+                Ok(end)
             }
             None => Err(Silence::Hangs(format!("{job} does not end"))),
         }
     }
 
     /// Removes nodes that have left the chain, from the top down.
-    fn forget(&mut self, layers: Vec<Layer>) -> Done {
+    pub fn forget(&mut self, layers: Vec<Layer>) -> Done {
         for layer in layers.into_iter().rev() {
             let _ = self.ask("blockdev-del", json!({"node-name": layer.node()}))?;
         }
@@ -345,6 +384,11 @@ impl<'a> Changes<'a> {
         Ok(())
     }
 
+    /// The disk is another one by now.
+    pub fn forget_bitmaps(&mut self) {
+        self.bitmaps.clear();
+    }
+
     fn backup(&mut self) -> Done {
         if !self.backups.is_empty() {
             return Ok(());
@@ -402,7 +446,8 @@ impl<'a> Changes<'a> {
         json!({"node": self.top(), "name": name, "persistent": true})
     }
 
-    fn bitmap(&mut self) -> Done {
+    /// Adds a bitmap to the top, or does something with one.
+    pub fn bitmap(&mut self) -> Done {
         if self.bitmaps.is_empty() || self.bitmaps.len() < 4 && self.random.chance(50) {
             let bitmap = self.new_bitmap();
             if self.random.chance(25) {
@@ -463,7 +508,7 @@ impl<'a> Changes<'a> {
     }
 
     /// Hangs up on all clients, makes the disk larger now and then, and lets them in again.
-    fn remove_export(&mut self) -> Done {
+    pub fn remove_export(&mut self) -> Done {
         if !self.hang_up()? {
             return Ok(());
         }
@@ -479,7 +524,7 @@ impl<'a> Changes<'a> {
             }
             self.disk.old_size_bytes = None;
         }
-        let export = export(&self.top());
+        let export = export(&self.top(), self.disk.on_full);
         for _ in 0..EXPORT_TRIES {
             if self.ask("block-export-add", export.clone())?.is_ok() {
                 return Ok(());
@@ -503,6 +548,13 @@ impl<'a> Changes<'a> {
 }
 
 /// The export of a node that all clients use.
-pub fn export(node: &str) -> Value {
-    json!({"type": "nbd", "id": EXPORT, "node-name": node, "name": "", "writable": true})
+pub fn export(node: &str, on_full: Option<OnFull>) -> Value {
+    let mut export =
+        json!({"type": "nbd", "id": EXPORT, "node-name": node, "name": "", "writable": true});
+    match on_full {
+        Some(OnFull::Wait) => export["on-full"] = json!("wait"),
+        Some(OnFull::Fail) => export["on-full"] = json!("fail"),
+        None => {}
+    }
+    export
 }

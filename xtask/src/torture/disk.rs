@@ -53,6 +53,21 @@ pub struct Disk {
     pub mountpoint: Option<PathBuf>,
     /// The socket, in the same folder, at which a guest may come, and with how many queues.
     pub guest: Option<(String, usize)>,
+    /// Its servers are of ours, and know our commands.
+    pub is_ours: bool,
+    /// The next server begins with a policy for the chain.
+    pub has_policy: bool,
+    /// What clients are told while its file system is full, if that may be; it is its own then.
+    pub on_full: Option<OnFull>,
+}
+
+/// What becomes of a request that needs room where there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnFull {
+    /// It waits.
+    Wait,
+    /// It fails.
+    Fail,
 }
 
 impl Layer {
@@ -92,6 +107,9 @@ impl Disk {
             log: None,
             mountpoint: None,
             guest: None,
+            is_ours: false,
+            has_policy: false,
+            on_full: None,
         };
         let size_bytes = (model.granules() * GRANULE_BYTES) as u64;
         if random.chance(60) {

@@ -15,6 +15,8 @@ use crate::random::Random;
 const RECONNECT_PAUSE: Duration = Duration::from_millis(10);
 /// The answer of a server that breaks off what it was asked for, as it hangs up.
 const SHUTDOWN: u32 = 108;
+/// The answer where there is no room.
+const NO_SPACE: u32 = 28;
 /// Granules of the longest request.
 const MOST_GRANULES: u64 = (256 << 10) / GRANULE_BYTES as u64;
 /// Granules of 4 KiB and of a sector.
@@ -30,6 +32,8 @@ pub struct Load<'a> {
     pub socket: &'a Path,
     /// The server is dead, or about to be.
     pub over: AtomicBool,
+    /// Requests that need room may find that there is none.
+    pub is_refused_when_full: bool,
     /// A client whose connection is gone connects again.
     pub returns: bool,
     /// Requests that were answered.
@@ -57,6 +61,7 @@ impl<'a> Load<'a> {
             model,
             socket,
             over: AtomicBool::new(false),
+            is_refused_when_full: false,
             returns,
             answered: AtomicU64::new(0),
             answered_by_file: AtomicU64::new(0),
@@ -227,6 +232,9 @@ impl<'a> Load<'a> {
             Flight::Data(ticket) if answer.error != 0 => {
                 let (change, granules) = (ticket.change, ticket.granules.clone());
                 self.model.lose(&ticket);
+                if self.is_refused_when_full && change.is_some() && answer.error == NO_SPACE {
+                    return Ok(());
+                }
                 bail!("{change:?} of {granules:?} failed with {}", answer.error);
             }
             Flight::Data(ticket) => {

@@ -21,8 +21,10 @@ mod load;
 mod model;
 mod monitor;
 mod nbd;
+mod place;
 mod power;
 mod round;
+mod space;
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -34,8 +36,9 @@ use lexopt::{Arg, ValueExt as _};
 
 use crate::random::Random;
 use crate::workspace::Workspace;
-use disk::{Disk, Programs};
+use disk::{Disk, OnFull, Programs};
 use model::{GRANULE_BYTES, Model};
+use place::Place;
 use round::Report;
 
 /// How often progress is printed.
@@ -46,8 +49,6 @@ const MOST_FAILURES: u64 = 10;
 const CUTS: u64 = 100;
 /// Lines of the history of a failed round that are shown.
 const STORY_LINES: usize = 25;
-/// A folder in memory, where the machine has one.
-const MEMORY_FOLDER: &str = "/dev/shm";
 
 struct Arguments {
     seed: u64,
@@ -80,6 +81,9 @@ struct Tally {
     changes: AtomicU64,
     backups: AtomicU64,
     cuts: AtomicU64,
+    compactions: AtomicU64,
+    policy_jobs: AtomicU64,
+    fills: AtomicU64,
     last_progress: Mutex<Option<Instant>>,
 }
 
@@ -176,7 +180,8 @@ impl Tally {
         let get = |number: &AtomicU64| number.load(Ordering::Relaxed);
         format!(
             "{} kills in {} s, {} failed; {} requests ({} through files, {} of guests), {} flushes, {} commands to \
-             monitors, {} backups compared, {} guests that came back, {} power cuts",
+             monitors, {} backups compared, {} compactions, {} jobs of policies, {} times without room, {} guests that \
+             came back, {} power cuts",
             get(&self.passed) + get(&self.failed),
             started.elapsed().as_secs(),
             get(&self.failed),
@@ -186,6 +191,9 @@ impl Tally {
             get(&self.flushes),
             get(&self.changes),
             get(&self.backups),
+            get(&self.compactions),
+            get(&self.policy_jobs),
+            get(&self.fills),
             get(&self.returns),
             get(&self.cuts),
         )
@@ -246,7 +254,7 @@ impl Worker<'_> {
     /// A few rounds on one disk; `false` if there are to be no more.
     fn one_disk(&self, seed: u64) -> Result<bool> {
         let mut random = Random::new(seed);
-        let folder = folder(self.target)?;
+        let mut folder = Place::new(self.target)?;
         if self.arguments.power {
             let Some(number) = self.next_round() else {
                 return Ok(false);
@@ -262,7 +270,10 @@ impl Worker<'_> {
         }
         let sectors = random.pick(&[8 << 11, 16 << 11, (24 << 11) + 77]);
         let model = Model::new(seed, sectors * 512 / GRANULE_BYTES);
+        let is_small = !self.programs.real && random.chance(25) && folder.mount()?;
         let mut disk = Disk::make(folder.path(), &model, &mut random)?;
+        disk.is_ours = !self.programs.real;
+        disk.on_full = is_small.then(|| random.pick(&[OnFull::Wait, OnFull::Wait, OnFull::Fail]));
         for _ in 0..random.between(2, 9) {
             let Some(number) = self.next_round() else {
                 return Ok(false);
@@ -288,6 +299,9 @@ impl Worker<'_> {
         count(&self.tally.changes, report.history.len() as u64);
         count(&self.tally.backups, report.backups);
         count(&self.tally.cuts, report.cuts);
+        count(&self.tally.compactions, report.counts.compactions);
+        count(&self.tally.policy_jobs, report.counts.policy_jobs);
+        count(&self.tally.fills, report.counts.fills);
         match report.failure {
             Some(_) => count(&self.tally.failed, 1),
             None => count(&self.tally.passed, 1),
@@ -296,7 +310,7 @@ impl Worker<'_> {
     }
 
     /// Counts a round, and tells all about it if it has failed.
-    fn note(&self, report: Report, number: u64, seed: u64, folder: tempfile::TempDir) {
+    fn note(&self, report: Report, number: u64, seed: u64, folder: Place) {
         self.count(&report);
         let Some(failure) = report.failure else {
             return;
@@ -316,14 +330,4 @@ impl Worker<'_> {
             self.again(seed)
         );
     }
-}
-
-/// A folder in memory, or in the target folder.
-fn folder(target: &Path) -> Result<tempfile::TempDir> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix("vellum-torture-");
-    builder
-        .tempdir_in(MEMORY_FOLDER)
-        .or_else(|_| builder.tempdir_in(target))
-        .context("cannot make a temporary folder")
 }

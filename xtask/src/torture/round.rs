@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 
-use super::changes::{Backup, Changes, export};
-use super::disk::{Disk, Layer, Programs};
+use super::changes::{Backup, Changes, Counts, export};
+use super::disk::{Disk, Layer, OnFull, Programs};
 use super::file;
 use super::guest::{self, Guest};
 use super::load::Load;
@@ -43,6 +43,8 @@ pub struct Report {
     pub history: Vec<String>,
     /// Backups that were looked at.
     pub backups: u64,
+    /// What was done about space.
+    pub counts: Counts,
     /// Power cuts that were looked at.
     pub cuts: u64,
     /// What is wrong.
@@ -198,7 +200,7 @@ fn daemon_command(disk: &Disk, programs: &Programs) -> Result<Command> {
             path.display()
         ))
         .arg("--export")
-        .arg(export(&top.node()).to_string());
+        .arg(export(&top.node(), disk.on_full).to_string());
     if let Some(mountpoint) = &disk.mountpoint {
         let export = json!({
             "type": "fuse", "id": "file", "node-name": top.node(), "writable": true,
@@ -264,10 +266,13 @@ pub fn play(
     random: &mut Random,
 ) -> Result<Report> {
     let served = start(disk, programs, random)?;
-    let life = Life {
-        time: lifetime(random),
-        answers: 0,
+    // A policy is looked at after two seconds: kills fall around its job.
+    disk.has_policy = disk.is_ours && served.1.is_some() && random.chance(20);
+    let time = match disk.has_policy {
+        true => Duration::from_millis(random.between(2000, 6000)),
+        false => lifetime(random),
     };
+    let life = Life { time, answers: 0 };
     let clients = random.between(2, 5);
     let (mut report, backups) = torment(disk, model, served, life, (clients, None), random);
     if report.failure.is_none() {
@@ -290,7 +295,8 @@ pub fn torment(
 ) -> (Report, Vec<Backup>) {
     let mut report = Report::default();
     let socket = server.socket.clone();
-    let load = Load::new(model, &socket, monitor.is_some());
+    let mut load = Load::new(model, &socket, monitor.is_some());
+    load.is_refused_when_full = disk.on_full == Some(OnFull::Fail);
     let mut lifetime = life.time;
     let backups = std::thread::scope(|scope| {
         if let Some(guest) = guest {
@@ -313,7 +319,7 @@ pub fn torment(
             scope.spawn(move || {
                 let mut changes = Changes::new(monitor, disk, load, random);
                 changes.run();
-                (changes.history, changes.backups)
+                (changes.history, changes.backups, changes.counts)
             })
         });
         let begun = Instant::now();
@@ -325,8 +331,9 @@ pub fn torment(
         server.kill(&load);
         let done = changes.map(|changes| changes.join());
         match done {
-            Some(Ok((history, backups))) => {
+            Some(Ok((history, backups, counts))) => {
                 report.history = history;
+                report.counts = counts;
                 backups
             }
             _ => Vec::new(),

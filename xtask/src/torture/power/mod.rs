@@ -366,6 +366,9 @@ impl Replay<'_> {
             log: None,
             mountpoint: None,
             guest: None,
+            is_ours: disk.is_ours,
+            has_policy: false,
+            on_full: None,
         })
     }
 }
