@@ -43,6 +43,10 @@ usage: cargo xtask TASK [ARGUMENTS]
                              other formats, from and to, beside qemu-img
   bench beside [--quick] [--seconds N] [--rounds N] [--only WORD]... [--vellum PROGRAM]
                              a disk with one request at a time beside one with hundreds
+  bench metrics [--seconds N] [--rounds N] [--only WORD]... [--vellum PROGRAM]
+                             what a client keeps of its speed while metrics are scraped
+  bench many [--disks N] [--only WORD]... [--vellum PROGRAM]
+                             many disks that nobody uses, in one daemon and in a daemon each
   bench fair [--disks N] [--seconds N] [--rounds N] [--only WORD]... [--vellum PROGRAM]
                              many disks under load beside a job with a limit: how even they
                              fare, and whether the limit is kept

@@ -40,6 +40,7 @@ pub fn run(options: &Options) -> Result<()> {
             name: "vellum",
             path: workspace.vellum_or(options.vellum.as_deref())?,
             more: "",
+            words: &[],
         },
         Program::StorageDaemon(Aio::IoUring),
     ];

@@ -6,6 +6,7 @@
 //! requests a second, and the server's processor time for each. QEMU's servers have the settings
 //! that are fastest: an I/O thread that polls where they can have one, and both of their ways to
 //! do I/O. Nothing else should run meanwhile.
+//! The other kinds (`beside`, `convert`, `fair`, `many`, `metrics`) are modules of their own.
 
 mod beside;
 mod blkio;
@@ -13,6 +14,8 @@ mod convert;
 mod fair;
 mod fio;
 mod load;
+mod many;
+mod metrics;
 mod options;
 mod report;
 mod server;
@@ -105,6 +108,8 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
     let export = match kind.to_str() {
         Some("convert") => return convert::run(&Options::parse(arguments)?),
         Some("fair") => return fair::run(&Options::parse(arguments)?),
+        Some("many") => return many::run(&Options::parse(arguments)?),
+        Some("metrics") => return metrics::run(&Options::parse(arguments)?),
         Some("beside") => return beside::run(&Options::parse(arguments)?),
         Some("vhost") => Export::Vhost,
         Some("fuse") => Export::Fuse,
@@ -150,7 +155,12 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
 
 fn programs(export: Export, options: &Options, workspace: &Workspace) -> Result<Vec<Program>> {
     let path = workspace.vellum_or(options.vellum.as_deref())?;
-    let ours = |name, path, more| Program::Vellum { name, path, more };
+    let ours = |name, path, more| Program::Vellum {
+        name,
+        path,
+        more,
+        words: &[],
+    };
     let mut programs = vec![ours("vellum", path.clone(), "")];
     if let Some(path) = options.before.clone() {
         programs.push(ours("before", path, ""));

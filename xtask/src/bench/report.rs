@@ -193,6 +193,7 @@ mod tests {
             name: "vellum",
             path: PathBuf::new(),
             more: "",
+            words: &[],
         };
         let daemon = Program::StorageDaemon(Aio::IoUring);
         let programs = [

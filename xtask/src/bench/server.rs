@@ -44,6 +44,8 @@ pub enum Program {
         path: PathBuf,
         /// More options of its export.
         more: &'static str,
+        /// More words of its command line.
+        words: &'static [&'static str],
     },
     /// The real `qemu-storage-daemon`, with a thread of its own for the export that polls as
     /// long as QEMU thinks best.
@@ -95,9 +97,11 @@ impl Server {
     /// Serves the images of rows in `folder`, which is empty; `qemu-nbd` serves one.
     pub fn start(program: &Program, export: Export, rows: &[&Row], folder: &Path) -> Result<Self> {
         let mut command = match program {
-            Program::Vellum { path, more, .. } => {
+            Program::Vellum {
+                path, more, words, ..
+            } => {
                 let mut command = Command::new(path);
-                command.arg("daemon");
+                command.arg("daemon").args(*words);
                 add_exports(&mut command, export, rows, None, more);
                 command
             }
@@ -180,19 +184,7 @@ impl Server {
     /// Processor time of all its threads so far, in seconds.
     pub fn cpu_seconds(&self) -> Result<f64> {
         let daemon = self.daemon.as_ref().context("it runs")?;
-        let mut clock = 0;
-        // SAFETY: it writes a number to where the reference points.
-        let failed =
-            unsafe { libc::clock_getcpuclockid(daemon.pid().cast_signed(), &raw mut clock) };
-        ensure!(failed == 0, "the server has no clock: error {failed}");
-        let mut time = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        // SAFETY: as above; the clock is that of a child that was not waited for.
-        let failed = unsafe { libc::clock_gettime(clock, &raw mut time) };
-        ensure!(failed == 0, "{}", std::io::Error::last_os_error());
-        Ok(time.tv_sec as f64 + time.tv_nsec as f64 / 1e9)
+        daemon.cpu_seconds()
     }
 
     /// Ends it.
