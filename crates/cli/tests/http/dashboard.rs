@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::client::Served;
+use crate::grafana::{DASHBOARD, PANELS};
 use crate::metrics::{busy, scrape};
 use crate::place::{PATIENCE, Place};
 
@@ -62,21 +63,27 @@ fn told_with_a_log_and_warnings() -> BTreeSet<String> {
     all
 }
 
+/// Variables of Grafana's own, in the place of spans of time.
+const SPANS: [&str; 2] = ["$__rate_interval", "$__range"];
+
+fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+    value[key].as_array().expect(key)
+}
+
+/// The queries of all panels.
+fn queries(dashboard: &Value) -> Vec<&str> {
+    let panels = list(dashboard, "panels").iter();
+    let targets = panels.flat_map(|panel| list(panel, "targets"));
+    let queries = targets.map(|target| target["expr"].as_str().expect("a query"));
+    queries.collect()
+}
+
 #[test]
 fn every_query_names_metrics_that_are_told() {
     let dashboard = dashboard();
-    let mut queries: Vec<&str> = Vec::new();
-    for panel in dashboard["panels"].as_array().expect("panels") {
-        for target in panel["targets"].as_array().expect("targets") {
-            queries.push(target["expr"].as_str().expect("a query"));
-        }
-    }
-    for variable in dashboard["templating"]["list"]
-        .as_array()
-        .expect("variables")
-    {
-        queries.extend(variable["definition"].as_str());
-    }
+    let mut queries = queries(&dashboard);
+    let variables = list(&dashboard["templating"], "list").iter();
+    queries.extend(variables.filter_map(|variable| variable["query"].as_str()));
     let told = told_by_daemons();
     let mut asked = 0;
     for name in queries.iter().flat_map(|query| named(query)) {
@@ -87,44 +94,106 @@ fn every_query_names_metrics_that_are_told() {
 }
 
 #[test]
-fn every_panel_is_what_grafana_knows_and_in_a_place_of_its_own() {
+fn every_query_is_one_for_prometheus() {
     let dashboard = dashboard();
-    assert!(dashboard["schemaVersion"].as_u64() >= Some(36));
+    let variables = list(&dashboard["templating"], "list").iter();
+    let known: Vec<String> = variables
+        .map(|variable| format!("${}", variable["name"].as_str().expect("a name")))
+        .chain(SPANS.map(str::to_owned))
+        .collect();
+    let mut rules = Vec::new();
+    for (number, query) in queries(&dashboard).into_iter().enumerate() {
+        let used = query.split('$').skip(1).map(|rest| {
+            let end = rest.find(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+            format!("${}", &rest[..end.unwrap_or(rest.len())])
+        });
+        for variable in used {
+            assert!(known.contains(&variable), "{variable} of {query}");
+        }
+        let expr = SPANS
+            .iter()
+            .fold(query.to_owned(), |expr, span| expr.replace(span, "5m"));
+        rules.push(json!({"record": format!("query:{number}"), "expr": expr}));
+    }
+    let place = Place::new();
+    // YAML has JSON in it.
+    let text = json!({"groups": [{"name": "dashboard", "rules": rules}]}).to_string();
+    std::fs::write(place.path("rules.yml"), text).expect("a file");
+    let said = place.must("promtool", &["check", "rules", "rules.yml"]);
     assert!(
-        dashboard.get("id").is_none(),
-        "Grafana numbers it when it is loaded"
+        said.contains(&format!("{} rules found", rules.len())),
+        "{said}"
     );
+}
+
+/// What is wrong with a dashboard.
+fn judge(dashboard: &Value) -> Result<(), String> {
+    let mut frame = dashboard.clone();
+    let panels = frame.as_object_mut().and_then(|it| it.remove("panels"));
+    DASHBOARD.check(&frame, "dashboard")?;
+    let panels = panels.unwrap_or_default();
     let mut ids = BTreeSet::new();
     let mut places = BTreeSet::new();
-    for panel in dashboard["panels"].as_array().expect("panels") {
-        let kind = panel["type"].as_str().expect("a type");
-        assert!(["stat", "timeseries"].contains(&kind), "{kind}");
-        assert!(ids.insert(panel["id"].as_u64().expect("a number")));
-        for key in ["title", "description"] {
-            assert!(
-                panel[key].as_str().is_some_and(|text| !text.is_empty()),
-                "{panel}"
-            );
+    for panel in panels.as_array().ok_or("no panels")? {
+        let shape = PANELS.iter().find(|(kind, _)| panel["type"] == *kind);
+        let (kind, shape) = shape.ok_or_else(|| format!("a panel of type {}", panel["type"]))?;
+        shape.check(panel, kind)?;
+        if !ids.insert(panel["id"].to_string()) {
+            return Err(format!("two panels {}", panel["id"]));
         }
-        let number = |key: &str| panel["gridPos"][key].as_u64().expect(key);
-        let (x, y) = (number("x"), number("y"));
-        assert!(x + number("w") <= 24, "{panel}");
-        for column in x..x + number("w") {
-            for row in y..y + number("h") {
-                assert!(
-                    places.insert((column, row)),
-                    "{panel} lies over another one"
-                );
+        let number = |key: &str| panel["gridPos"][key].as_u64().unwrap_or_default();
+        let (columns, rows) = (number("x")..number("x") + number("w"), number("y"));
+        if columns.end > 24 {
+            return Err(format!("panel {} sticks out", panel["id"]));
+        }
+        for column in columns {
+            if !(rows..rows + number("h")).all(|row| places.insert((column, row))) {
+                return Err(format!("panel {} lies over another one", panel["id"]));
             }
         }
-        let targets = panel["targets"].as_array().expect("targets");
-        let marks: BTreeSet<&str> = targets
-            .iter()
-            .map(|target| target["refId"].as_str().expect("a mark"))
-            .collect();
-        assert_eq!(marks.len(), targets.len());
-        for target in targets {
-            assert_eq!(target["datasource"]["uid"], "${datasource}");
+        let targets = list(panel, "targets");
+        let marks = targets.iter().map(|target| target["refId"].to_string());
+        if targets.is_empty() || marks.collect::<BTreeSet<_>>().len() < targets.len() {
+            return Err(format!(
+                "panel {} has no queries, or two as one",
+                panel["id"]
+            ));
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn it_is_what_grafana_takes_and_every_panel_has_a_place_of_its_own() {
+    assert_eq!(judge(&dashboard()), Ok(()));
+}
+
+#[test]
+fn what_grafana_does_not_take_is_noticed() {
+    let changes: [(&str, Value, &str); 12] = [
+        ("/id", json!(7), "has 'id'"),
+        ("/time", json!({"from": "now-1h"}), "has no 'to'"),
+        ("/schemaVersion", json!("39"), "schemaVersion is"),
+        ("/templating/list/0/type", json!("database"), "type is"),
+        ("/panels/0/type", json!("graph"), "a panel of type"),
+        ("/panels/0/titel", json!("Disks"), "has 'titel'"),
+        ("/panels/0/title", json!(""), "title is"),
+        ("/panels/1/id", json!(1), "two panels"),
+        ("/panels/1/gridPos/x", json!(0), "lies over"),
+        ("/panels/1/gridPos/w", json!(25), "w is"),
+        (
+            "/panels/0/targets/0/datasource/uid",
+            json!("mine"),
+            "uid is",
+        ),
+        ("/panels/0/targets", json!([]), "has no queries"),
+    ];
+    for (place, value, expected) in changes {
+        let mut changed = dashboard();
+        let (above, key) = place.rsplit_once('/').expect("a place");
+        let above = changed.pointer_mut(above).expect("it is there");
+        above[key] = value;
+        let why = judge(&changed).expect_err(place);
+        assert!(why.contains(expected), "{place}: {why}");
     }
 }

@@ -5,6 +5,7 @@ mod alerts;
 mod client;
 mod ctl;
 mod dashboard;
+mod grafana;
 mod hostile;
 mod metrics;
 #[path = "../qmp/place.rs"]
