@@ -56,9 +56,19 @@ impl Default for ConnectionOptions {
     }
 }
 
+/// Who notices that a server is silent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Silence {
+    /// The client, which counts from the beginning of a request: for those without a long body.
+    Client,
+    /// Whoever makes the request.
+    #[cfg(any(feature = "oci", feature = "s3"))]
+    Caller,
+}
+
 impl ConnectionOptions {
     /// A client for servers with TLS (`secure`), or for those without.
-    pub(crate) fn client(&self, secure: bool) -> Result<Client, Error> {
+    pub(crate) fn client(&self, secure: bool, silence: Silence) -> Result<Client, Error> {
         // Whatever the program has chosen already is as good.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let timeout = self.timeout;
@@ -67,8 +77,10 @@ impl ConnectionOptions {
             .http1_only()
             .referer(false)
             .connect_timeout(timeout)
-            .read_timeout(timeout)
             .pool_idle_timeout(IDLE_LIMIT);
+        if silence == Silence::Client {
+            builder = builder.read_timeout(timeout);
+        }
         if secure && self.verify {
             builder = builder.tls_certs_merge(self.authorities()?);
         } else {

@@ -67,9 +67,24 @@ impl Retries {
         self.pause = FIRST_PAUSE;
     }
 
+    /// What has taken so long was not in vain: hope lasts longer by it.
+    #[cfg(feature = "s3")]
+    pub(crate) fn exclude(&mut self, time: Duration) {
+        self.since += time;
+    }
+
     /// When hope ends.
     fn end(&self) -> Instant {
         self.since + self.patience
+    }
+
+    /// When a try ends in which bytes only drip in: early enough for another one.
+    fn end_of_try(&self) -> Instant {
+        let half = self.since + self.patience / 2;
+        match Instant::now() < half {
+            true => half,
+            false => self.end(),
+        }
     }
 
     /// Waits before the next try; the failure, if there is to be none.
@@ -327,11 +342,13 @@ impl Fetcher {
             filling.bytes.clear();
             let range = filling.next * BLOCK_BYTES..end;
             let before = filling.next;
+            let mut until = retries.end_of_try();
             let read = self.source.read(range, |chunk| {
                 if filling.take(chunk) {
                     retries.progress();
+                    until = retries.end_of_try();
                 }
-                retries.end()
+                until
             });
             let failure = match read.await {
                 Ok(()) => {

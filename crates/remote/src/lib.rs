@@ -31,6 +31,8 @@ pub mod oci;
 #[cfg(feature = "rbd")]
 mod rbd;
 mod runtime;
+#[cfg(any(feature = "oci", feature = "s3"))]
+mod sending;
 #[cfg(feature = "ssh")]
 mod ssh;
 mod storage;

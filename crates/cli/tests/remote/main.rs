@@ -1,7 +1,9 @@
 //! Images on real servers. On a web server (nginx): `qemu-img`, `qemu-io` and `qemu-nbd` of ours
-//! beside the real ones with their curl driver. In an object store (versitygw), and through a cache.
+//! beside the real ones with their curl driver. In an object store (versitygw), also behind a proxy that
+//! does wrong what it can, and through a cache.
 
 mod cached;
+mod faults;
 mod gateway;
 mod objects;
 #[path = "../nbd_client/place.rs"]

@@ -17,7 +17,7 @@ use vellum_io::{Error, ErrorKind};
 
 use super::answer::{self, Content, Version};
 use super::{Credentials, HttpOptions};
-use crate::connection::Login;
+use crate::connection::{Login, Silence};
 use crate::failure::{self, Failure, told};
 
 /// How often a server may lead on to another place.
@@ -155,7 +155,7 @@ impl Source {
         let client = self
             .options
             .connection
-            .client(secure)
+            .client(secure, Silence::Client)
             .map_err(Failure::Final)?;
         Ok(place.get_or_init(|| client).clone())
     }

@@ -12,11 +12,13 @@ use object_store::{
     Error as StoreError, GetOptions, GetRange, GetResult, ObjectStoreExt, PutMode, PutOptions,
     PutPayload,
 };
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 use vellum_io::{Error, ErrorKind, Result};
 
 use super::options::ObjectOptions;
 use super::source::Source;
+use super::store_failure;
+use crate::blocks::BLOCK_BYTES;
 use crate::failure::{self, Failure};
 use crate::fetch::{PATIENCE, Retries};
 use crate::runtime::Runtime;
@@ -146,21 +148,15 @@ struct At {
 }
 
 impl At {
-    /// Makes a request until it succeeds or there is no hope.
+    /// As [`Source::again`]; what fails names the object.
     async fn again<'a, T>(
         &'a self,
         operation: &'static str,
+        sends: bool,
         request: impl Fn() -> BoxFuture<'a, Result<T, StoreError>>,
     ) -> Result<T> {
-        let mut retries = Retries::new(PATIENCE * self.source.timeout());
-        loop {
-            let failure = match request().await {
-                Ok(done) => return Ok(done),
-                Err(error) => self.source.failure(operation, &error),
-            };
-            let waited = retries.wait_after(failure).await;
-            waited.map_err(|error| error.target(&self.name))?;
-        }
+        let done = self.source.again(operation, sends, request).await;
+        done.map_err(|error| error.target(&self.name))
     }
 
     async fn get(self, range: Option<Range<u64>>, limit_bytes: u64) -> Result<Vec<u8>> {
@@ -209,8 +205,11 @@ impl At {
         let mut content = Vec::with_capacity(len_bytes as usize);
         let mut stream = answer.into_stream();
         let silence = self.source.timeout();
+        // Bytes that only drip in are as good as none.
+        let (mut blocks, mut until) = (0, Instant::now() + PATIENCE / 2 * silence);
         loop {
-            let chunk = timeout(silence, stream.next()).await;
+            let silent = Instant::now() + silence;
+            let chunk = timeout_at(silent.min(until), stream.next()).await;
             let chunk = chunk.map_err(|_| failure::too_slow(&self.name))?;
             let Some(chunk) = chunk else {
                 return Ok(content);
@@ -218,6 +217,10 @@ impl At {
             content.extend_from_slice(&chunk.map_err(|error| self.source.failure("read", &error))?);
             if content.len() as u64 > len_bytes {
                 return Ok(content);
+            }
+            if content.len() as u64 / BLOCK_BYTES > blocks {
+                blocks = content.len() as u64 / BLOCK_BYTES;
+                until = Instant::now() + PATIENCE / 2 * silence;
             }
         }
     }
@@ -232,12 +235,13 @@ impl At {
             let put = self.source.store.put_opts(&self.path, payload, options);
             put.map(|put| match put {
                 Ok(_) => Ok(true),
+                Err(error) if store_failure::is_conflict(&error) => Err(error),
                 Err(StoreError::AlreadyExists { .. }) => Ok(false),
                 Err(error) => Err(error),
             })
             .boxed()
         };
-        self.again("write", put).await
+        self.again("write", true, put).await
     }
 
     async fn list(self) -> Result<Vec<BucketObject>> {
@@ -253,7 +257,7 @@ impl At {
             }
             .boxed()
         };
-        let listed = self.again("list", list).await?;
+        let listed = self.again("list", false, list).await?;
         let mut objects = Vec::with_capacity(listed.len());
         for object in listed {
             let Some(key) = object.location.as_ref().get(self.root_len..) else {
@@ -280,6 +284,6 @@ impl At {
                 })
                 .boxed()
         };
-        self.again("remove", remove).await
+        self.again("remove", false, remove).await
     }
 }

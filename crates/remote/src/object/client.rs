@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::client::{
@@ -16,9 +17,10 @@ use object_store::{ObjectStore, RetryConfig};
 use vellum_io::{Error, ErrorKind, Result};
 
 use super::options::{self, Kind, ObjectCredentials, ObjectOptions, Place};
-use super::store_failure::{NoRole, TryAgain};
-use crate::connection::ConnectionOptions;
+use super::store_failure::{NoRole, Silent, TryAgain};
+use crate::connection::{ConnectionOptions, Silence};
 use crate::failure::told;
+use crate::sending::{Moved, SILENCES, Watched};
 
 /// What a store can do here.
 pub(super) trait Objects: ObjectStore + MultipartStore {}
@@ -35,8 +37,65 @@ struct Connector(Arc<Clients>);
 #[derive(Debug)]
 struct Clients {
     options: ConnectionOptions,
-    plain: OnceLock<reqwest::Client>,
-    secure: OnceLock<reqwest::Client>,
+    /// By whether they are secure, and whether they send.
+    made: [[OnceLock<reqwest::Client>; 2]; 2],
+}
+
+impl Clients {
+    fn client(&self, secure: bool, silence: Silence) -> Result<&reqwest::Client, HttpError> {
+        let sends = silence == Silence::Caller;
+        let place = &self.made[usize::from(secure)][usize::from(sends)];
+        if let Some(client) = place.get() {
+            return Ok(client);
+        }
+        let made = self.options.client(secure, silence);
+        let made = made.map_err(|error| HttpError::new(HttpErrorKind::Request, error))?;
+        Ok(place.get_or_init(|| made))
+    }
+
+    /// Sends a request that changes something, and may have a body; its answer is a short one.
+    async fn send(&self, client: &reqwest::Client, request: HttpRequest) -> Answered {
+        let silence = SILENCES * self.options.timeout;
+        let silent = || HttpError::new(HttpErrorKind::Timeout, Silent(silence));
+        let moved = Moved::new();
+        let (parts, body) = request.into_parts();
+        let url = parts.uri.to_string();
+        let request = client
+            .request(parts.method, url)
+            .headers(parts.headers)
+            .body(reqwest::Body::wrap(Watched::new(body, moved.clone())));
+        let answer = moved.answer(silence, request.send()).await;
+        let mut answer = answer.ok_or_else(silent)?.map_err(broken)?;
+        let mut head = http::Response::new(());
+        *head.status_mut() = answer.status();
+        *head.headers_mut() = answer.headers().clone();
+        let mut body = Vec::new();
+        let read = tokio::time::timeout(silence, async {
+            while let Some(chunk) = answer.chunk().await? {
+                body.extend_from_slice(&chunk);
+                if body.len() > MOST_ANSWER_BYTES {
+                    break;
+                }
+            }
+            Ok(())
+        });
+        read.await.map_err(|_| silent())?.map_err(broken)?;
+        Ok(head.map(|()| Bytes::from(body).into()))
+    }
+}
+
+type Answered = Result<HttpResponse, HttpError>;
+
+/// What a store says of something that was sent is some lines long.
+const MOST_ANSWER_BYTES: usize = 1 << 20;
+
+fn broken(error: reqwest::Error) -> HttpError {
+    let kind = match (error.is_connect(), error.is_timeout()) {
+        (true, _) => HttpErrorKind::Connect,
+        (false, true) => HttpErrorKind::Timeout,
+        (false, false) => HttpErrorKind::Interrupted,
+    };
+    HttpError::new(kind, error.without_url())
 }
 
 impl HttpConnector for Connector {
@@ -49,21 +108,14 @@ impl HttpConnector for Connector {
 impl HttpService for Connector {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let secure = request.uri().scheme_str() != Some("http");
-        let place = if secure {
-            &self.0.secure
-        } else {
-            &self.0.plain
-        };
-        let client = match place.get() {
-            Some(client) => client,
-            None => {
-                let made = self.0.options.client(secure);
-                let made = made.map_err(|error| HttpError::new(HttpErrorKind::Request, error))?;
-                place.get_or_init(|| made)
+        let asks_role = asks_role(request.uri());
+        let answer = match request.method().is_safe() {
+            true => self.0.client(secure, Silence::Client)?.call(request).await,
+            false => {
+                let client = self.0.client(secure, Silence::Caller)?;
+                self.0.send(client, request).await
             }
         };
-        let asks_role = asks_role(request.uri());
-        let answer = client.call(request).await;
         let answer = answer.map_err(|error| match asks_role {
             true => HttpError::new(error.kind(), NoRole(told(&error))),
             false => error,
@@ -110,8 +162,7 @@ fn unusable(error: &object_store::Error) -> Error {
 pub(super) fn store(options: &ObjectOptions, place: &Place) -> Result<Store> {
     let connector = Connector(Arc::new(Clients {
         options: options.connection.clone(),
-        plain: OnceLock::new(),
-        secure: OnceLock::new(),
+        made: Default::default(),
     }));
     let made = match place.kind {
         Kind::S3 => s3(options, place, connector),

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStoreExt};
 use tokio::time::{Instant, timeout_at};
@@ -13,7 +14,7 @@ use super::client::{self, Store};
 use super::options::ObjectOptions;
 use super::store_failure;
 use crate::failure::{self, Failure};
-use crate::fetch::Retries;
+use crate::fetch::{PATIENCE, Retries};
 
 /// Which bytes an object has had when it was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,6 +124,29 @@ impl Source {
 
     pub(super) fn failure(&self, operation: &'static str, error: &object_store::Error) -> Failure {
         store_failure::failure(&self.name, self.timeout, operation, error)
+    }
+
+    /// Makes a request until it succeeds or there is no hope. `sends`: it has a body, which may take any time
+    /// as long as something of it moves; only the rest counts.
+    pub(super) async fn again<'a, T>(
+        &self,
+        operation: &'static str,
+        sends: bool,
+        request: impl Fn() -> BoxFuture<'a, object_store::Result<T>>,
+    ) -> Result<T> {
+        let mut retries = Retries::new(PATIENCE * self.timeout);
+        loop {
+            let begun = Instant::now();
+            let error = match request().await {
+                Ok(done) => return Ok(done),
+                Err(error) => error,
+            };
+            if sends {
+                let silence = store_failure::silence(&error).unwrap_or_default();
+                retries.exclude(begun.elapsed().saturating_sub(silence));
+            }
+            retries.wait_after(self.failure(operation, &error)).await?;
+        }
     }
 
     /// Reads a range of a version, and gives the pieces to `take` in order. Each call of `take`

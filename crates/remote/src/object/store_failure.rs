@@ -53,6 +53,18 @@ impl fmt::Display for NoRole {
 
 impl StdError for NoRole {}
 
+/// A store that takes nothing of what is sent, or says nothing to it, for so long.
+#[derive(Debug)]
+pub(super) struct Silent(pub(super) Duration);
+
+impl fmt::Display for Silent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the store has been silent for {:?}", self.0)
+    }
+}
+
+impl StdError for Silent {}
+
 /// The first error of a type among an error and its causes.
 fn find<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a T> {
     let mut next = Some(error);
@@ -65,23 +77,117 @@ fn find<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Optio
     None
 }
 
+/// What is between the marks of this name in the store's answer.
+fn part<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = text.split_once(&format!("<{name}>"))?;
+    let (inside, _) = rest.split_once(&format!("</{name}>"))?;
+    Some(inside.trim())
+}
+
+fn code(text: &str) -> Option<&str> {
+    part(text, "Code")
+}
+
 /// What the store's answer says, without the XML around it.
 fn said(text: &str) -> Option<String> {
-    let part = |name: &str| {
-        let (_, rest) = text.split_once(&format!("<{name}>"))?;
-        let (inside, _) = rest.split_once(&format!("</{name}>"))?;
-        Some(inside.trim())
-    };
-    let code = part("Code")?;
-    Some(match part("Message") {
+    let code = code(text)?;
+    Some(match part(text, "Message") {
         Some(message) if !message.is_empty() => format!("{code}: {message}"),
         _ => code.to_owned(),
     })
 }
 
+/// How long the store had been silent when a request that sends was given up.
+pub(super) fn silence(error: &StoreError) -> Option<Duration> {
+    find::<Silent>(error).map(|silent| silent.0)
+}
+
+/// The store has made nothing of a request since others of that key were under way: whether there is an
+/// object is not said by that.
+pub(super) fn is_conflict(error: &StoreError) -> bool {
+    matches!(error, StoreError::AlreadyExists { .. })
+        && matches!(code(&error.to_string()), Some(code) if CONFLICTS.contains(&code))
+}
+
 /// Whether a request failed by what the store says, as far as can be seen: it was asked at least.
 pub(super) fn has_answered(error: &StoreError) -> bool {
     find::<NoRole>(error).is_none()
+}
+
+/// Codes of stores that mean: ask again.
+const PASSING: [&str; 3] = ["InternalError", "RequestTimeout", "ServiceUnavailable"];
+/// Another request for that key was under way.
+const CONFLICTS: [&str; 2] = ["ConditionalRequestConflict", "OperationAborted"];
+/// Keys that are not good, which not all stores say by a status that means it.
+const BAD_KEYS: [&str; 4] = [
+    "ExpiredToken",
+    "InvalidToken",
+    "TokenRefreshRequired",
+    "InvalidAccessKeyId",
+];
+/// The time of the request is not that of the store.
+const BAD_CLOCK: &str = "RequestTimeTooSkewed";
+
+/// What becomes of a request, by a code of the store's that says more than its status; `said` is added to
+/// what it means.
+fn by_code(code: &str, name: &str, operation: &'static str, said: &str) -> Option<Failure> {
+    let made = |kind, message: String| Error::new(kind, operation, message).target(name);
+    Some(match code {
+        "SlowDown" => {
+            let message = format!("the store is busy{said}; try again later");
+            Failure::Busy(made(ErrorKind::Io, message), None)
+        }
+        code if PASSING.contains(&code) => {
+            let message = format!("the store has a failure{said}");
+            Failure::Passing(made(ErrorKind::Io, message), None)
+        }
+        code if CONFLICTS.contains(&code) => {
+            let message = format!("others change that object just now{said}; try again later");
+            Failure::Passing(made(ErrorKind::Io, message), None)
+        }
+        BAD_CLOCK => {
+            let message = format!(
+                "the store does not take the time of this request{said}: set this machine's clock"
+            );
+            Failure::Final(made(ErrorKind::PermissionDenied, message))
+        }
+        "NoSuchUpload" => {
+            let message = format!("somebody has given this upload up{said}; begin it again");
+            Failure::Final(made(ErrorKind::Io, message))
+        }
+        code if BAD_KEYS.contains(&code) => {
+            Failure::Final(made(ErrorKind::PermissionDenied, denied(said)))
+        }
+        _ => return None,
+    })
+}
+
+fn denied(said: &str) -> String {
+    format!(
+        "the store does not let this user do that{said}: check the keys, and that they have not \
+         expired"
+    )
+}
+
+/// An answer to a request for a range that holds something else, in the words of the crate that has
+/// read its head.
+fn by_range(text: &str, name: &str, operation: &'static str) -> Option<Failure> {
+    let made = |message: &str| Error::new(ErrorKind::Protocol, operation, message).target(name);
+    if text.contains("Received non-partial response") {
+        let message = "the store knows no ranges: it sends the whole object in the place of a part; \
+                       copy it to this machine first, with a program of the store's";
+        return Some(Failure::Final(made(message)));
+    }
+    if text.contains("Wanted range starting at") || code(text) == Some("InvalidRange") {
+        let how = "it ends before what is to be read";
+        return Some(Failure::Final(failure::changed(name, how)));
+    }
+    let words = ["Content-Range", "CONTENT_RANGE", "Requested "];
+    let is_wrong = code(text).is_none() && words.iter().any(|words| text.contains(words));
+    is_wrong.then(|| {
+        let message = "the store sends other bytes than it was asked for";
+        Failure::Passing(made(message), None)
+    })
 }
 
 /// What a failed request for the object `name` means. `operation`: what it was for.
@@ -106,6 +212,10 @@ pub(super) fn failure(
     }
     let text = error.to_string();
     let says = || said(&text).map_or_else(String::new, |said| format!(" ({said})"));
+    let by_code = code(&text).and_then(|code| by_code(code, name, operation, &says()));
+    if let Some(failure) = by_code {
+        return failure;
+    }
     match error {
         StoreError::NotFound { .. } => {
             let message = format!("there is no such object, or no such bucket{}", says());
@@ -116,12 +226,7 @@ pub(super) fn failure(
             return Failure::Final(failure::changed(name, how));
         }
         StoreError::PermissionDenied { .. } | StoreError::Unauthenticated { .. } => {
-            let message = format!(
-                "the store does not let this user do that{}: check the keys, and that they have \
-                 not expired",
-                says()
-            );
-            return Failure::Final(made(ErrorKind::PermissionDenied, message));
+            return Failure::Final(made(ErrorKind::PermissionDenied, denied(&says())));
         }
         _ => {}
     }
@@ -130,9 +235,12 @@ pub(super) fn failure(
             HttpErrorKind::Connect => {
                 Failure::Unreachable(io(format!("Failed to connect: {}", told(http))))
             }
-            HttpErrorKind::Timeout => failure::silent(name, timeout),
+            HttpErrorKind::Timeout => failure::silent(name, silence(error).unwrap_or(timeout)),
             _ => Failure::Passing(io(format!("the connection broke: {}", told(http))), None),
         };
+    }
+    if let Some(failure) = by_range(&text, name, operation) {
+        return failure;
     }
     let message = said(&text).unwrap_or_else(|| told(error));
     Failure::Final(made(ErrorKind::Io, format!("the store refuses: {message}")))
@@ -185,7 +293,15 @@ mod tests {
         assert!(error.message().contains("AWS_ACCESS_KEY_ID"));
         assert!(matches!(
             told(generic("<Code>InvalidRange</Code>".into())),
+            Failure::Final(error) if error.kind() == ErrorKind::Changed
+        ));
+        assert!(matches!(
+            told(generic("<Code>InvalidPart</Code>".into())),
             Failure::Final(_)
+        ));
+        assert!(matches!(
+            told(generic("<Code>SlowDown</Code>".into())),
+            Failure::Busy(..)
         ));
     }
 }

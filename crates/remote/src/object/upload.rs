@@ -3,13 +3,14 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::FutureExt;
 use futures_util::stream::{self, StreamExt};
 use object_store::multipart::PartId;
-use object_store::{PutOptions, PutPayload};
-use vellum_io::{Error, Result};
+use object_store::{ObjectMeta, ObjectStoreExt, PutOptions, PutPayload};
+use vellum_io::{Error, ErrorKind, Result};
 
 use super::options::ObjectOptions;
 use super::source::Source;
@@ -23,6 +24,8 @@ const PART_BYTES: u64 = 8 << 20;
 const MOST_PARTS: u64 = 9_000;
 /// Parts on their way at once.
 const PARTS_AT_ONCE: usize = 8;
+/// What a store puts together in a second at least.
+const JOINED_BYTES_PER_SECOND: u64 = 64 << 20;
 
 /// How a file is put into a store.
 pub struct Upload {
@@ -67,6 +70,13 @@ fn part_bytes(len_bytes: u64) -> u64 {
     least.max(PART_BYTES)
 }
 
+/// What there is under the name of an object.
+enum There {
+    Nothing,
+    Object(Box<ObjectMeta>),
+    Unknown,
+}
+
 struct Parts {
     file: Arc<File>,
     len_bytes: u64,
@@ -79,18 +89,23 @@ impl Parts {
     async fn send(self) -> Result<()> {
         if self.len_bytes <= self.part_bytes {
             let content = self.content(0).await?;
-            self.again(|| {
+            let Source { store, path, .. } = &self.source;
+            let put = || {
                 let payload = PutPayload::from_bytes(content.clone());
-                let Source { store, path, .. } = &self.source;
                 store.put_opts(path, payload, PutOptions::default())
-            })
-            .await?;
+            };
+            self.source.again("write", true, put).await?;
             (self.progress)(self.len_bytes);
             return Ok(());
         }
         let Source { store, path, .. } = &self.source;
-        let id = self.again(|| store.create_multipart(path)).await?;
-        let sent = self.send_parts(&id).await;
+        let before = self.there().await;
+        let begin = || store.create_multipart(path);
+        let id = self.source.again("write", false, begin).await?;
+        let sent = match self.send_parts(&id).await {
+            Ok(parts) => self.finish(&id, parts, &before).await,
+            Err(error) => Err(error),
+        };
         if sent.is_err() {
             // What was sent costs space until it is given up; the first error says more.
             let _ = store.abort_multipart(path, &id).await;
@@ -98,7 +113,7 @@ impl Parts {
         sent
     }
 
-    async fn send_parts(&self, id: &String) -> Result<()> {
+    async fn send_parts(&self, id: &String) -> Result<Vec<PartId>> {
         let count = self.len_bytes.div_ceil(self.part_bytes);
         let sent = (0..count).map(|index| self.send_part(id, index).boxed());
         let mut sent = stream::iter(sent).buffered(PARTS_AT_ONCE);
@@ -109,20 +124,69 @@ impl Parts {
             done += len;
             (self.progress)(done);
         }
+        Ok(parts)
+    }
+
+    /// Makes the object of its parts. The store may have done it when its answer is lost: then there is no
+    /// such upload any more, and the object tells.
+    async fn finish(&self, id: &String, parts: Vec<PartId>, before: &There) -> Result<()> {
         let Source { store, path, .. } = &self.source;
-        self.again(|| store.complete_multipart(path, id, parts.clone()))
+        // The more there is, the longer a store may take to put it together.
+        let more = Duration::from_secs(self.len_bytes / JOINED_BYTES_PER_SECOND);
+        let mut retries = Retries::new(PATIENCE * self.source.timeout() + more);
+        let mut may_be_done = false;
+        loop {
+            let ended = store.complete_multipart(path, id, parts.clone()).await;
+            let Err(error) = ended else { return Ok(()) };
+            let failure = self.source.failure("write", &error);
+            let is_final = matches!(failure, Failure::Final(_));
+            if is_final && may_be_done && self.is_made(before).await {
+                return Ok(());
+            }
+            may_be_done |= matches!(failure, Failure::Passing(..));
+            retries.wait_after(failure).await?;
+        }
+    }
+
+    /// What is there under the object's name.
+    async fn there(&self) -> There {
+        let Source { store, path, .. } = &self.source;
+        match self
+            .source
+            .again("open", false, || store.head(path).boxed())
             .await
-            .map(drop)
+        {
+            Ok(meta) => There::Object(Box::new(meta)),
+            Err(error) if error.kind() == ErrorKind::NotFound => There::Nothing,
+            // Whoever may write there may not be allowed to look.
+            Err(_) => There::Unknown,
+        }
+    }
+
+    /// Whether the object is there that was to be made, and was not before.
+    async fn is_made(&self, before: &There) -> bool {
+        let There::Object(now) = self.there().await else {
+            return false;
+        };
+        let is_new = match before {
+            There::Nothing => true,
+            There::Object(old) => {
+                (&old.e_tag, old.last_modified) != (&now.e_tag, now.last_modified)
+            }
+            There::Unknown => false,
+        };
+        is_new && now.size == self.len_bytes
     }
 
     async fn send_part(&self, id: &String, index: u64) -> Result<(PartId, u64)> {
         let content = self.content(index).await?;
         let Source { store, path, .. } = &self.source;
-        let part = self.again(|| {
+        let put = || {
             let payload = PutPayload::from_bytes(content.clone());
             store.put_part(path, id, index as usize, payload)
-        });
-        Ok((part.await?, content.len() as u64))
+        };
+        let part = self.source.again("write", true, put).await?;
+        Ok((part, content.len() as u64))
     }
 
     async fn content(&self, index: u64) -> Result<Bytes> {
@@ -138,21 +202,6 @@ impl Parts {
             .unwrap_or_else(|error| Err(std::io::Error::other(error)));
         let read = read.map_err(|error| Error::from_io("read", &error).at(start))?;
         Ok(read.into())
-    }
-
-    /// Makes a request until it succeeds or there is no hope.
-    async fn again<'a, T>(
-        &self,
-        request: impl Fn() -> BoxFuture<'a, object_store::Result<T>>,
-    ) -> Result<T> {
-        let mut retries = Retries::new(PATIENCE * self.source.timeout());
-        loop {
-            let failure: Failure = match request().await {
-                Ok(done) => return Ok(done),
-                Err(error) => self.source.failure("write", &error),
-            };
-            retries.wait_after(failure).await?;
-        }
     }
 }
 

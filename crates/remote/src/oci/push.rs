@@ -21,6 +21,7 @@ use super::reference::Reference;
 use super::registry::{Registry, location};
 use super::{OciOptions, digest_text};
 use crate::runtime::Runtime;
+use crate::sending::{Moved, Watched};
 
 /// Pieces between the file and the network.
 const PIECES: usize = 8;
@@ -138,8 +139,10 @@ impl Pusher {
             progress,
         };
         // It is sent once: who asks has been shown already.
+        let moved = Moved::new();
+        let upload = Watched::new(upload, moved.clone());
         let body = Mutex::new(Some(reqwest::Body::wrap(upload)));
-        let sent = registry.ask(Method::PUT, &to, |request| {
+        let sent = registry.put(&to, &moved, |request| {
             let request = request
                 .header(CONTENT_TYPE, "application/octet-stream")
                 .header(CONTENT_LENGTH, blob.len_bytes);

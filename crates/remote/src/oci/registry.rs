@@ -6,6 +6,8 @@
 //! - From `https` nobody is led to a server that cannot prove who it is.
 //! - Answers that are read into memory are at most [`MOST_ANSWER_BYTES`] long.
 
+use std::time::Duration;
+
 use parking_lot::Mutex;
 use reqwest::header::{HeaderMap, LOCATION, USER_AGENT, WWW_AUTHENTICATE};
 use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url};
@@ -15,8 +17,9 @@ use zeroize::Zeroizing;
 
 use super::OciOptions;
 use super::reference::Reference;
-use crate::connection::Login;
-use crate::failure::told;
+use crate::connection::{Login, Silence};
+use crate::failure::{silent, told};
+use crate::sending::{Moved, SILENCES};
 
 /// Manifests are some kilobytes long; more than this, none.
 const MOST_ANSWER_BYTES: usize = 4 << 20;
@@ -27,6 +30,10 @@ const PROGRAM: &str = concat!("vellum/", env!("CARGO_PKG_VERSION"));
 /// One repository of a registry.
 pub(super) struct Registry {
     client: Client,
+    /// For what takes long to be sent.
+    sender: Client,
+    /// How long the registry may be silent.
+    timeout: Duration,
     base: Url,
     name: String,
     login: Option<Login>,
@@ -50,7 +57,13 @@ impl Registry {
             Error::new(ErrorKind::InvalidArgument, "open", message)
         })?;
         Ok(Registry {
-            client: options.connection.client(!options.plain_http)?,
+            client: options
+                .connection
+                .client(!options.plain_http, Silence::Client)?,
+            sender: options
+                .connection
+                .client(!options.plain_http, Silence::Caller)?,
+            timeout: options.connection.timeout,
             base,
             name: reference.to_string(),
             login: options.login.clone(),
@@ -95,8 +108,29 @@ impl Registry {
         place: &Url,
         request: impl Fn(RequestBuilder) -> RequestBuilder,
     ) -> Result<Response> {
+        self.ask_as(method, place, None, request).await
+    }
+
+    /// Puts something there whose body notes what moves: it may take any time.
+    pub(super) async fn put(
+        &self,
+        place: &Url,
+        moved: &Moved,
+        request: impl Fn(RequestBuilder) -> RequestBuilder,
+    ) -> Result<Response> {
+        self.ask_as(Method::PUT, place, Some(moved), request).await
+    }
+
+    async fn ask_as(
+        &self,
+        method: Method,
+        place: &Url,
+        moved: Option<&Moved>,
+        request: impl Fn(RequestBuilder) -> RequestBuilder,
+    ) -> Result<Response> {
         for attempt in 0..2 {
-            let response = self.follow(method.clone(), place, &request).await?;
+            let asked = self.follow(method.clone(), place, moved, &request);
+            let response = asked.await?;
             if response.status() != StatusCode::UNAUTHORIZED || attempt > 0 {
                 return Ok(response);
             }
@@ -110,11 +144,12 @@ impl Registry {
         &self,
         method: Method,
         place: &Url,
+        moved: Option<&Moved>,
         request: &impl Fn(RequestBuilder) -> RequestBuilder,
     ) -> Result<Response> {
         let mut place = place.clone();
         for _ in 0..=MOST_REDIRECTS {
-            let response = self.send(method.clone(), &place, request).await?;
+            let response = self.send(method.clone(), &place, moved, request).await?;
             let reads = method == Method::GET || method == Method::HEAD;
             if !reads || !response.status().is_redirection() {
                 return Ok(response);
@@ -132,9 +167,14 @@ impl Registry {
         &self,
         method: Method,
         place: &Url,
+        moved: Option<&Moved>,
         request: &impl Fn(RequestBuilder) -> RequestBuilder,
     ) -> Result<Response> {
-        let built = self.client.request(method, place.clone());
+        let client = match moved {
+            Some(_) => &self.sender,
+            None => &self.client,
+        };
+        let built = client.request(method, place.clone());
         let mut built = request(built.header(USER_AGENT, PROGRAM));
         if place.origin() == self.base.origin() {
             let proof = self.proof.lock().clone();
@@ -144,7 +184,15 @@ impl Registry {
                 _ => built,
             };
         }
-        built.send().await.map_err(|error| self.broken(&error))
+        let sent = match moved {
+            Some(moved) => {
+                let silence = SILENCES * self.timeout;
+                let sent = moved.answer(silence, built.send()).await;
+                sent.ok_or_else(|| silent(&self.name, silence).into_error())?
+            }
+            None => built.send().await,
+        };
+        sent.map_err(|error| self.broken(&error))
     }
 
     /// Does what a refusal asks for: shows the login, or gets a token.

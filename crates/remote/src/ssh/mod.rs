@@ -6,12 +6,14 @@
 //!
 //! - `wire.rs`: what messages look like;
 //! - `host_key.rs` and `program.rs`: the program, its options, what it has to say;
+//! - `answer.rs`: what waits for requests that are on their way;
 //! - `session.rs`: a connection with an open file: requests in flight, and the two threads that send
 //!   them and take the answers;
 //! - `storage.rs`: the storage.
 //!
 //! Threads that block do the work, so nothing of tokio is used; lanes wait for wakers.
 
+mod answer;
 mod host_key;
 mod options;
 mod pieces;

@@ -21,6 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vellum_io::buffer::total_len;
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
 
+use super::answer::{Answer, Filled, Looked, Written, lost};
 use super::host_key;
 use super::options::{HostKeyCheck, SshOptions};
 use super::program::Program;
@@ -84,47 +85,6 @@ struct Waiting {
     /// Where data goes, for reads.
     buffers: Option<Buffers>,
     answer: oneshot::Sender<Result<Filled>>,
-}
-
-/// What a read has brought: its buffers, and how many bytes of them.
-type Filled = (Buffers, u64);
-
-/// A request on its way.
-#[derive(Debug)]
-pub(super) struct Answer(oneshot::Receiver<Result<Filled>>);
-
-impl Answer {
-    pub(super) async fn wait(self) -> Result<Filled> {
-        self.0.await.unwrap_or_else(|_| Err(lost()))
-    }
-}
-
-/// A write on its way.
-#[derive(Debug)]
-pub(super) struct Written(Answer, oneshot::Receiver<Buffers>);
-
-impl Written {
-    pub(super) async fn wait(self) -> Result<Buffers> {
-        let buffers = self.1.await;
-        self.0.wait().await?;
-        buffers.map_err(|_| lost())
-    }
-}
-
-/// A look at the file on its way, and what it was.
-#[derive(Debug)]
-pub(super) struct Looked(Answer, FileState);
-
-impl Looked {
-    /// Whether the file is what it was.
-    pub(super) async fn wait(self) -> Result<bool> {
-        let (body, _) = self.0.wait().await?;
-        Ok(wire::file_state(Reader(&Buffer::join_all(body)))? == self.1)
-    }
-}
-
-fn lost() -> Error {
-    Error::new(ErrorKind::Io, "wait", "the connection is lost").with_errno(libc::ECONNRESET)
 }
 
 fn broken(why: &str) -> Error {

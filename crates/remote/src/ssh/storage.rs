@@ -13,9 +13,10 @@ use vellum_io::buffer::total_len;
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result, lane};
 use vellum_storage::{Capabilities, Storage, WriteFlags, ZeroFlags};
 
+use super::answer::Answer;
 use super::options::SshOptions;
 use super::pieces::{cut, join, lengths};
-use super::session::{Answer, Session};
+use super::session::Session;
 use crate::beyond_end::BeyondEnd;
 use crate::blocking;
 use crate::failed_flush::FailedFlush;
