@@ -1,4 +1,5 @@
-//! `cargo xtask bench convert`: how long `convert` takes, from and to every other format.
+//! `cargo xtask bench convert`: how long `convert` takes, from and to every other format; of those that are
+//! only read, from images that are made here.
 //!
 //! Ours and `qemu-img`, turn by turn, in memory: on a disk the writeback of one turn falls on the
 //! next one. Half of the source are random bytes, a quarter is text that compresses to a third or
@@ -12,9 +13,9 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use super::MEMORY_FOLDER;
 use super::options::Options;
 use super::report::median;
+use super::{MEMORY_FOLDER, made};
 use crate::process;
 use crate::random::Random;
 use crate::setup;
@@ -30,6 +31,10 @@ const TARGETS: &[(&str, &[&str])] = &[
     (
         "vmdk monolithicFlat",
         &["-O", "vmdk", "-o", "subformat=monolithicFlat"],
+    ),
+    (
+        "vmdk twoGbMaxExtentSparse",
+        &["-O", "vmdk", "-o", "subformat=twoGbMaxExtentSparse"],
     ),
     ("vhdx", &["-O", "vhdx"]),
     ("vhdx fixed", &["-O", "vhdx", "-o", "subformat=fixed"]),
@@ -48,7 +53,8 @@ const CHUNK_BYTES: u64 = 1 << 20;
 struct Row {
     title: String,
     words: Vec<String>,
-    source: PathBuf,
+    /// By its names for our program and for QEMU's.
+    sources: [String; 2],
     target: PathBuf,
     /// Seconds, of ours and of QEMU's.
     seconds: [Vec<f64>; 2],
@@ -78,7 +84,8 @@ pub fn run(options: &Options) -> Result<()> {
                     }
                     _ => process::program("qemu-img")?,
                 };
-                let seconds = timed(program, row).with_context(|| row.title.clone())?;
+                let seconds =
+                    timed(program, row, &row.sources[side]).with_context(|| row.title.clone())?;
                 row.seconds[side].push(seconds);
             }
             let last = row.seconds.each_ref().map(|of| of.last().copied());
@@ -95,24 +102,20 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// A row for each format, in either direction.
+/// Rows for each format: in either direction where it is written.
 fn rows(source: &Path, folder: &Path, options: &Options) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     let target = folder.join("target");
+    let row = |title: String, words: &[&str], sources: [String; 2]| Row {
+        title,
+        words: words.iter().map(|word| (*word).to_owned()).collect(),
+        sources,
+        target: target.clone(),
+        seconds: [Vec::new(), Vec::new()],
+    };
+    let same = |path: &Path| [0, 1].map(|_| path.display().to_string());
     for (name, words) in TARGETS {
-        let row = |title: String, words: Vec<String>, source: PathBuf| Row {
-            title,
-            words,
-            source,
-            target: target.clone(),
-            seconds: [Vec::new(), Vec::new()],
-        };
-        let words = words.iter().map(|word| (*word).to_owned());
-        let words: Vec<String> = ["-f", "raw"]
-            .map(str::to_owned)
-            .into_iter()
-            .chain(words)
-            .collect();
+        let words = [&["-f", "raw"], *words].concat();
         let (to, from) = (format!("raw to {name}"), format!("{name} to raw"));
         let image = folder.join(name.replace(' ', "-"));
         if options.wants(&from) {
@@ -120,20 +123,31 @@ fn rows(source: &Path, folder: &Path, options: &Options) -> Result<Vec<Row>> {
             let convert = convert.arg("convert").args(&words).arg(source).arg(&image);
             process::output(convert)?;
             let format = name.split(' ').next().unwrap_or(name);
-            let back = ["-f", format, "-O", "raw"].map(str::to_owned).into();
-            rows.push(row(from, back, image));
+            rows.push(row(from, &["-f", format, "-O", "raw"], same(&image)));
         }
         if options.wants(&to) {
-            rows.push(row(to, words, source.to_owned()));
+            rows.push(row(to, &words, same(source)));
         }
+    }
+    for (name, make) in made::FORMATS {
+        let from = format!("{name} to raw");
+        if options.wants(&from) {
+            let image = folder.join(name);
+            make(source, &image)?;
+            rows.push(row(from, &["-f", name, "-O", "raw"], same(&image)));
+        }
+    }
+    let from = "ova to raw".to_owned();
+    if options.wants(&from) {
+        rows.push(row(from, &["-O", "raw"], made::package(source, folder)?));
     }
     Ok(rows)
 }
 
 /// How long one turn takes, in seconds. What it writes is removed, and not waited for.
-fn timed(mut program: Command, row: &Row) -> Result<f64> {
+fn timed(mut program: Command, row: &Row, source: &str) -> Result<f64> {
     let convert = program.arg("convert").args(&row.words);
-    let convert = convert.arg(&row.source).arg(&row.target);
+    let convert = convert.arg(source).arg(&row.target);
     let start = Instant::now();
     process::output(convert)?;
     let seconds = start.elapsed().as_secs_f64();

@@ -14,6 +14,7 @@ mod convert;
 mod fair;
 mod fio;
 mod load;
+mod made;
 mod many;
 mod metrics;
 mod options;
