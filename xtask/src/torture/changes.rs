@@ -40,8 +40,12 @@ pub struct Counts {
     pub compactions: u64,
     /// Jobs of policies for chains.
     pub policy_jobs: u64,
+    /// Of both, those that a kill has ended.
+    pub cut: u64,
     /// How often there was no room.
     pub fills: u64,
+    /// How often requests have met that.
+    pub full: u64,
 }
 
 /// Who changes the graph.
@@ -62,6 +66,10 @@ pub struct Changes<'a> {
     pub counts: Counts,
     /// A compaction that goes on beside all else.
     pub beside: Option<String>,
+    /// A compaction goes on, as far as is known.
+    pub compacts: bool,
+    /// A job of a policy does.
+    pub keeps_short: bool,
     bitmaps: Vec<String>,
     jobs: u64,
     next_bitmap: u64,
@@ -79,6 +87,8 @@ impl<'a> Changes<'a> {
             history: Vec::new(),
             counts: Counts::default(),
             beside: None,
+            compacts: false,
+            keeps_short: false,
             bitmaps: Vec::new(),
             jobs: 0,
             next_bitmap: 0,
@@ -88,24 +98,34 @@ impl<'a> Changes<'a> {
     /// Changes things until the daemon is dead, or hangs.
     pub fn run(&mut self) {
         let end = self.change();
+        if matches!(end, Err(Silence::Gone)) {
+            self.monitor.drain();
+        }
+        self.counts.full = self.monitor.full;
+        self.counts.cut += u64::from(self.compacts) + u64::from(self.keeps_short);
         if let Err(Silence::Hangs(what)) = end {
             self.load.fail(format!("the daemon hangs: {what}"));
         }
     }
 
     fn change(&mut self) -> Done {
+        if !self.disk.own.is_empty() {
+            return self.operate();
+        }
         if self.disk.has_policy {
             self.keep_short()?;
+        } else if self.random.chance(60) {
+            // Most servers do not live long.
+            self.fill()?;
         }
         loop {
             std::thread::sleep(Duration::from_millis(self.random.below(60)));
             let long = self.disk.chain.len() > 3;
             let recorded = self.disk.log.is_some();
-            // Of every chance so much is about space.
-            let most = if self.disk.is_ours && !recorded {
-                122
-            } else {
-                100
+            let most = match self.disk.on_full {
+                _ if recorded || !self.disk.is_ours => 100,
+                None => 114,
+                Some(_) => 150,
             };
             match self.random.below(most) {
                 0..85 if recorded => self.bitmap()?,
@@ -364,7 +384,8 @@ impl<'a> Changes<'a> {
         Ok(())
     }
 
-    fn stream(&mut self) -> Done {
+    /// Has the top take in what lies below it, or a part.
+    pub fn stream(&mut self) -> Done {
         let height = self.disk.chain.len();
         if height < 2 {
             return Ok(());

@@ -55,6 +55,8 @@ pub struct Disk {
     pub guest: Option<(String, usize)>,
     /// Its servers are of ours, and know our commands.
     pub is_ours: bool,
+    /// The node that a file says the disk is, where its daemons are a service.
+    pub own: String,
     /// The next server begins with a policy for the chain.
     pub has_policy: bool,
     /// What clients are told while its file system is full, if that may be; it is its own then.
@@ -108,6 +110,7 @@ impl Disk {
             mountpoint: None,
             guest: None,
             is_ours: false,
+            own: String::new(),
             has_policy: false,
             on_full: None,
         };

@@ -24,6 +24,7 @@ mod nbd;
 mod place;
 mod power;
 mod round;
+mod service;
 mod space;
 
 use std::path::{Path, PathBuf};
@@ -83,7 +84,10 @@ struct Tally {
     cuts: AtomicU64,
     compactions: AtomicU64,
     policy_jobs: AtomicU64,
+    cut_jobs: AtomicU64,
+    services: AtomicU64,
     fills: AtomicU64,
+    full: AtomicU64,
     last_progress: Mutex<Option<Instant>>,
 }
 
@@ -180,7 +184,9 @@ impl Tally {
         let get = |number: &AtomicU64| number.load(Ordering::Relaxed);
         format!(
             "{} kills in {} s, {} failed; {} requests ({} through files, {} of guests), {} flushes, {} commands to \
-             monitors, {} backups compared, {} compactions, {} jobs of policies, {} times without room, {} guests that \
+             monitors, {} backups compared, {} compactions and {} jobs of policies, {} of \
+             which a kill has cut, {} services, {} times without room, which \
+             requests met {} times, {} guests that \
              came back, {} power cuts",
             get(&self.passed) + get(&self.failed),
             started.elapsed().as_secs(),
@@ -193,7 +199,10 @@ impl Tally {
             get(&self.backups),
             get(&self.compactions),
             get(&self.policy_jobs),
+            get(&self.cut_jobs),
+            get(&self.services),
             get(&self.fills),
+            get(&self.full),
             get(&self.returns),
             get(&self.cuts),
         )
@@ -273,6 +282,10 @@ impl Worker<'_> {
         let is_small = !self.programs.real && random.chance(25) && folder.mount()?;
         let mut disk = Disk::make(folder.path(), &model, &mut random)?;
         disk.is_ours = !self.programs.real;
+        if disk.is_ours && !is_small && random.chance(25) {
+            disk.own = disk.top()?.node();
+            service::configure(&disk, &mut random)?;
+        }
         disk.on_full = is_small.then(|| random.pick(&[OnFull::Wait, OnFull::Wait, OnFull::Fail]));
         for _ in 0..random.between(2, 9) {
             let Some(number) = self.next_round() else {
@@ -301,7 +314,10 @@ impl Worker<'_> {
         count(&self.tally.cuts, report.cuts);
         count(&self.tally.compactions, report.counts.compactions);
         count(&self.tally.policy_jobs, report.counts.policy_jobs);
+        count(&self.tally.cut_jobs, report.counts.cut);
+        count(&self.tally.services, report.services);
         count(&self.tally.fills, report.counts.fills);
+        count(&self.tally.full, report.counts.full);
         match report.failure {
             Some(_) => count(&self.tally.failed, 1),
             None => count(&self.tally.passed, 1),

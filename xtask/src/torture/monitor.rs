@@ -29,6 +29,8 @@ pub struct Monitor {
     input: ChildStdin,
     lines: Receiver<String>,
     events: Vec<Value>,
+    /// How often it was told that requests have met a full file system.
+    pub full: u64,
 }
 
 impl Monitor {
@@ -48,6 +50,7 @@ impl Monitor {
             input,
             lines,
             events: Vec::new(),
+            full: 0,
         })
     }
 
@@ -60,11 +63,23 @@ impl Monitor {
     fn next(&mut self, deadline: Instant) -> std::result::Result<Option<Value>, Silence> {
         let left = deadline.saturating_duration_since(Instant::now());
         match self.lines.recv_timeout(left) {
-            Ok(line) => serde_json::from_str(&line)
-                .map(Some)
-                .map_err(|error| Silence::Hangs(format!("{line:?} is no JSON: {error}"))),
+            Ok(line) => {
+                let told = serde_json::from_str::<Value>(&line);
+                let told =
+                    told.map_err(|error| Silence::Hangs(format!("{line:?} is no JSON: {error}")))?;
+                self.full += u64::from(told["data"]["nospace"] == true);
+                Ok(Some(told))
+            }
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => Err(Silence::Gone),
+        }
+    }
+
+    /// Takes in what a daemon that is dead has said before.
+    pub fn drain(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        while let Ok(Some(message)) = self.next(deadline) {
+            self.events.push(message);
         }
     }
 

@@ -17,6 +17,7 @@ use super::load::Load;
 use super::model::{GRANULE_BYTES, Model};
 use super::monitor::Monitor;
 use super::nbd::Connection;
+use super::service;
 use crate::process;
 use crate::random::Random;
 
@@ -43,6 +44,8 @@ pub struct Report {
     pub history: Vec<String>,
     /// Backups that were looked at.
     pub backups: u64,
+    /// Daemons that came back by themselves.
+    pub services: u64,
     /// What was done about space.
     pub counts: Counts,
     /// Power cuts that were looked at.
@@ -103,6 +106,18 @@ impl Server {
             log,
             mountpoint: None,
         })
+    }
+
+    /// Starts a daemon that has a monitor on its standard input and output.
+    pub fn start_with_monitor(command: Command, disk: &Disk) -> Result<(Self, Option<Monitor>)> {
+        let mut server = Server::start(command, &disk.folder)?;
+        server.mountpoint = disk.mountpoint.clone();
+        let mut monitor = Monitor::take(&mut server.child)?;
+        server.wait()?;
+        if monitor.greet().is_err() {
+            bail!("the monitor says nothing");
+        }
+        Ok((server, Some(monitor)))
     }
 
     /// Waits until a client may come.
@@ -248,14 +263,7 @@ fn start(
 
 /// Starts a daemon of the disk, with its monitor.
 pub fn start_daemon(disk: &Disk, programs: &Programs) -> Result<(Server, Option<Monitor>)> {
-    let mut server = Server::start(daemon_command(disk, programs)?, &disk.folder)?;
-    server.mountpoint = disk.mountpoint.clone();
-    let mut monitor = Monitor::take(&mut server.child)?;
-    server.wait()?;
-    if monitor.greet().is_err() {
-        bail!("the monitor says nothing");
-    }
-    Ok((server, Some(monitor)))
+    Server::start_with_monitor(daemon_command(disk, programs)?, disk)
 }
 
 /// Plays a round on a disk, and leaves the disk as it is after it.
@@ -265,12 +273,16 @@ pub fn play(
     programs: &Programs,
     random: &mut Random,
 ) -> Result<Report> {
+    if !disk.own.is_empty() {
+        return service::play(disk, model, programs, random);
+    }
     let served = start(disk, programs, random)?;
-    // A policy is looked at after two seconds: kills fall around its job.
     disk.has_policy = disk.is_ours && served.1.is_some() && random.chance(20);
-    let time = match disk.has_policy {
-        true => Duration::from_millis(random.between(2000, 6000)),
-        false => lifetime(random),
+    let time = match disk.on_full {
+        // A policy is looked at after two seconds: kills fall around its job.
+        _ if disk.has_policy => Duration::from_millis(random.between(2000, 6000)),
+        Some(_) => Duration::from_millis(random.between(500, 3000)),
+        None => lifetime(random),
     };
     let life = Life { time, answers: 0 };
     let clients = random.between(2, 5);

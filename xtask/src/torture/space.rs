@@ -8,21 +8,29 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::changes::{Changes, Done, END_LIMIT, JOB_LIMIT};
-use super::disk::OnFull;
+use super::disk::{Layer, OnFull};
 use super::monitor::Silence;
 
 /// What takes all the room, in the disk's folder.
 const FILLER: &str = "filler";
 /// So little room is no room.
 const PAGE_BYTES: u64 = 4096;
+/// Of a disk that gets another one so that it needs room.
+const MOST_LAYERS: usize = 5;
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 /// Policies are looked at every two seconds.
 const POLICY_LIMIT: Duration = Duration::from_secs(8);
-/// Errors of jobs that are none: leaks of kills before, and a file system that was full.
-const ALLOWED: [&str; 3] = ["leaked clusters", "No space left", "cancelled"];
+/// Errors of jobs that are none: leaks of kills before, a file system that was full, and cancels.
+const ALLOWED: [&str; 4] = [
+    "leaked clusters",
+    "No space left",
+    "cancelled",
+    "Operation canceled",
+];
 
 /// Room that is taken, until this value goes.
 struct Filler {
+    file: File,
     path: PathBuf,
 }
 
@@ -31,7 +39,7 @@ impl Filler {
     fn take(folder: &Path) -> std::io::Result<Filler> {
         let path = folder.join(FILLER);
         let file = File::create(&path)?;
-        let filler = Filler { path };
+        let filler = Filler { file, path };
         let mut end = 0;
         loop {
             let left = rustix::fs::statvfs(folder)?;
@@ -40,7 +48,7 @@ impl Filler {
                 return Ok(filler);
             }
             let mode = rustix::fs::FallocateFlags::empty();
-            match rustix::fs::fallocate(&file, mode, end, left_bytes) {
+            match rustix::fs::fallocate(&filler.file, mode, end, left_bytes) {
                 Ok(()) => end += left_bytes,
                 // Others were faster.
                 Err(rustix::io::Errno::NOSPC) => {}
@@ -52,7 +60,9 @@ impl Filler {
 
 impl Drop for Filler {
     fn drop(&mut self) {
-        // If it fails, all that follows does.
+        // A program that is being started has the file open too for a moment. If one of these fails, all
+        // that follows does.
+        let _ = self.file.set_len(0);
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -78,11 +88,14 @@ impl Changes<'_> {
             return Ok(());
         }
         self.counts.compactions += 1;
+        self.compacts = true;
         if !waits {
             self.beside = Some(job);
             return Ok(());
         }
-        if let Err(error) = self.end_with(&job)? {
+        let end = self.end_with(&job)?;
+        self.compacts = false;
+        if let Err(error) = end {
             self.expect_allowed("a compaction", &error);
         }
         Ok(())
@@ -94,7 +107,8 @@ impl Changes<'_> {
         }
     }
 
-    fn jobs(&mut self) -> Done<Vec<Value>> {
+    /// All jobs that there are.
+    pub fn jobs(&mut self) -> Done<Vec<Value>> {
         let jobs = self.monitor.ask("query-jobs", json!({}))?;
         let jobs = jobs.ok().and_then(|jobs| jobs.as_array().cloned());
         Ok(jobs.unwrap_or_default())
@@ -116,6 +130,7 @@ impl Changes<'_> {
             let _ = self.ask("job-dismiss", json!({"id": job}))?;
         }
         self.beside = None;
+        self.compacts = false;
         Ok(false)
     }
 
@@ -153,21 +168,33 @@ impl Changes<'_> {
         Ok(())
     }
 
+    /// Looks whether a policy has a job.
+    fn look_at_policies(&mut self) -> Done {
+        let is_policys = |job: &Value| {
+            job["id"]
+                .as_str()
+                .is_some_and(|id| id.starts_with("chain-"))
+        };
+        let keeps = self.jobs()?.iter().any(is_policys);
+        if keeps && !self.keeps_short {
+            self.note("a policy has begun a job");
+            self.counts.policy_jobs += 1;
+        }
+        self.keeps_short = keeps;
+        Ok(())
+    }
+
     /// Waits for the job of a policy and its end, and for that of the policy.
     fn see_policy(&mut self, name: &str) -> Done {
         let job = format!("chain-{name}");
         let begun = Instant::now();
         let mut seen = false;
         while begun.elapsed() < POLICY_LIMIT {
-            let runs = self.jobs()?.iter().any(|found| found["id"] == job.as_str());
-            if runs && !seen {
-                self.note(format!("{job} runs"));
-                self.counts.policy_jobs += 1;
-            }
-            if seen && !runs {
+            self.look_at_policies()?;
+            if seen && !self.keeps_short {
                 break;
             }
-            seen |= runs;
+            seen |= self.keeps_short;
             if self.random.chance(3) {
                 self.compact()?;
             }
@@ -177,7 +204,9 @@ impl Changes<'_> {
         self.note(format!("{told:?}"));
         let _ = self.ask("x-vellum-set-chain-policy", json!({"node-name": name}))?;
         let deadline = Instant::now() + END_LIMIT;
-        while self.jobs()?.iter().any(|found| found["id"] == job.as_str()) {
+        self.look_at_policies()?;
+        while self.keeps_short {
+            self.look_at_policies()?;
             if Instant::now() > deadline {
                 return Err(Silence::Hangs(format!("{job} does not end")));
             }
@@ -186,15 +215,15 @@ impl Changes<'_> {
         Ok(())
     }
 
-    /// Finds out where a policy has led the clients, and forgets the nodes that have left the chain.
-    fn follow(&mut self) -> Done {
+    /// The files of the images that clients are shown, from the top down.
+    fn shown(&mut self) -> Done<Vec<String>> {
         let exports = self.monitor.ask("query-block-exports", json!({}))?;
         let exports = exports.unwrap_or_default();
         let nodes = self.monitor.ask("query-named-block-nodes", json!({}))?;
         let nodes = nodes.unwrap_or_default();
-        let top = exports[0]["node-name"].clone();
+        let top = &exports[0]["node-name"];
         let mut all = nodes.as_array().into_iter().flatten();
-        let shown = all.find(|node| node["node-name"] == top);
+        let shown = all.find(|node| node["node-name"] == *top);
         let mut image = shown.map(|node| &node["image"]);
         let mut files = Vec::new();
         while let Some(name) = image.and_then(|image| image["filename"].as_str()) {
@@ -202,17 +231,42 @@ impl Changes<'_> {
             files.push(file.to_string_lossy().into_owned());
             image = image.map(|image| &image["backing-image"]);
         }
-        self.note(format!("clients are on {top}: {files:?}"));
+        Ok(files)
+    }
+
+    /// Finds out where a policy has led the clients, and forgets the nodes that have left the chain.
+    fn follow(&mut self) -> Done {
+        let files = self.shown()?;
+        self.note(format!("clients are on {files:?}"));
         let all = std::mem::take(&mut self.disk.chain);
-        let stays = |file: &String| files.contains(file);
-        let (chain, gone) = all.into_iter().partition(|layer| stays(&layer.file));
+        let stays = |layer: &Layer| files.contains(&layer.file);
+        let (chain, gone) = all.into_iter().partition(stays);
         self.disk.chain = chain;
         if self.disk.chain.len() != files.len() || self.disk.chain.is_empty() {
             self.load
-                .fail(format!("no chain that there was: {files:?} of {top}"));
+                .fail(format!("no chain that there was: {files:?}"));
         }
         self.forget_bitmaps();
         self.forget(gone)
+    }
+
+    /// Takes the chain to be what clients are shown now; a moment later it may be another one.
+    pub fn look_where_clients_are(&mut self) -> Done {
+        self.look_at_policies()?;
+        let files = self.shown()?;
+        let layer = |file: String| Layer {
+            format: if file.ends_with(".raw") {
+                "raw"
+            } else {
+                "qcow2"
+            },
+            file,
+            lazy: false,
+        };
+        if !files.is_empty() {
+            self.disk.chain = files.into_iter().rev().map(layer).collect();
+        }
+        Ok(())
     }
 
     /// Takes all room for a while: alone, below a job, or below an export that goes.
@@ -220,6 +274,10 @@ impl Changes<'_> {
         let Some(on_full) = self.disk.on_full else {
             return Ok(());
         };
+        if self.disk.chain.len() < MOST_LAYERS {
+            // What has everything needs nothing.
+            self.snapshot()?;
+        }
         let filler = match Filler::take(&self.disk.folder) {
             Ok(filler) => filler,
             Err(error) => {

@@ -367,6 +367,7 @@ impl Replay<'_> {
             mountpoint: None,
             guest: None,
             is_ours: disk.is_ours,
+            own: String::new(),
             has_policy: false,
             on_full: None,
         })
