@@ -74,9 +74,14 @@ impl Faulty {
 
     /// The node of an object; a server is given up soon.
     fn object(&self, key: &str) -> String {
+        self.object_within(key, 2)
+    }
+
+    /// The same, of a store that may be silent for so many seconds.
+    fn object_within(&self, key: &str, seconds: u32) -> String {
         let endpoint = self.proxy.endpoint();
         format!(
-            r#"json:{{"driver":"s3","url":"s3://images/{key}","endpoint":"{endpoint}","timeout":2}}"#
+            r#"json:{{"driver":"s3","url":"s3://images/{key}","endpoint":"{endpoint}","timeout":{seconds}}}"#
         )
     }
 

@@ -134,7 +134,7 @@ fn keys_that_are_taken_back_are_told() {
 #[test]
 fn an_upload_whose_last_answer_is_lost_has_succeeded() {
     let faulty = Faulty::new();
-    let target = faulty.object("disk.raw");
+    let target = faulty.object_within("disk.raw", 20);
     // In the place of another one, of the same length too, and where there is none.
     for (seed, key, len) in [
         (1, "disk.raw", 64 << 20),
