@@ -13,11 +13,9 @@ use crate::{stderr, url_name};
 /// What is in the memory of a child whose bytes go to the cache at once.
 const CHILD_KEEP_BYTES: &str = "2097152";
 
-const NO_VERSION: &str =
-    "the server does not tell versions of the file apart (no entity tag or time): name this one with \
+const NO_VERSION: &str = "the server does not tell versions of the file apart (no entity tag or time): name this one with \
      'version', and use another name when the file is another one";
-const NO_SNAPSHOT: &str =
-    "an image on Ceph may change at any time, and only its snapshots do not: cache one \
+const NO_SNAPSHOT: &str = "an image on Ceph may change at any time, and only its snapshots do not: cache one \
      (rbd:POOL/IMAGE@SNAPSHOT), or name this version with 'version', and use another name when the \
      image is another one";
 

@@ -49,10 +49,13 @@ fn names_a_disk(asked: &Asked) -> bool {
     asked.is_new && asked.path.contains("/tags/")
 }
 
+/// Whether a request is of some kind.
+type IsOfKind = fn(&Asked) -> bool;
+
 #[test]
 fn a_push_goes_on_after_faults_of_any_request() {
     let faulty = Faulty::new();
-    let kinds: [(&str, fn(&Asked) -> bool); 5] = [
+    let kinds: [(&str, IsOfKind); 5] = [
         ("names", names_a_disk),
         ("new", |asked| asked.is_new),
         ("puts", |asked| asked.method == "PUT" && !asked.is_new),
