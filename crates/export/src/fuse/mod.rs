@@ -61,6 +61,11 @@ pub enum AllowOther {
     Auto,
 }
 
+/// Threads that wait at `/dev/fuse` at most. The kernel wakes the one that has waited longest, so with more of
+/// them each request of few readers comes to one whose processor has gone to sleep, and a lane serves many
+/// requests at a time. Over io_uring each processor has a queue, and a lane of its own.
+const MOST_DEVICE_LANES: usize = 4;
+
 /// How requests come from the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Transport {
@@ -86,7 +91,7 @@ vellum_io::with_setters! {
         pub resizable: bool,
         /// Who may use it.
         pub allow_other: AllowOther,
-        /// Most threads that serve it.
+        /// Most threads that serve it; over `/dev/fuse` four at most, whatever is said here.
         pub max_lanes: usize,
         /// How requests come.
         pub transport: Transport,
@@ -157,7 +162,8 @@ impl Export {
         let mounted = mount::mount(Kind::File, &mountpoint, &source, options.allow_other)?;
         let (mount, descriptor, allow_other) = mounted;
         let kernel = MessageDevice::new(descriptor, mount::DEVICE)?;
-        let devices = devices(kernel, options.max_lanes.max(1));
+        let wants_queues = wants_queues(options.transport, queue::is_switched_on());
+        let devices = devices(kernel, lane_count(options.max_lanes, wants_queues));
         let rights = Rights {
             writable: options.writable,
             growable: options.growable,
@@ -185,7 +191,7 @@ impl Export {
             ended: Event::new(),
             unmounted: Stop::new(),
         });
-        let queues = queues(options.transport, devices.len())?;
+        let queues = queues(options.transport, wants_queues, devices.len())?;
         let export = Export {
             mountpoint,
             shared,
@@ -307,9 +313,23 @@ fn devices(kernel: MessageDevice, count: usize) -> Vec<MessageDevice> {
     devices
 }
 
+/// Whether requests are to come over io_uring, where the kernel has it switched on or not, or has none.
+fn wants_queues(transport: Transport, is_switched_on: Option<bool>) -> bool {
+    transport != Transport::Device && is_switched_on == Some(true)
+}
+
+/// How many lanes serve a mount.
+fn lane_count(max_lanes: usize, wants_queues: bool) -> usize {
+    let most = if wants_queues {
+        usize::MAX
+    } else {
+        MOST_DEVICE_LANES
+    };
+    max_lanes.clamp(1, most)
+}
+
 /// The queues that there would be, for so many lanes; `None` where none are wanted or possible.
-fn queues(transport: Transport, lanes: usize) -> Result<Option<Vec<LaneQueues>>> {
-    let is_wanted = transport != Transport::Device && queue::is_switched_on() == Some(true);
+fn queues(transport: Transport, is_wanted: bool, lanes: usize) -> Result<Option<Vec<LaneQueues>>> {
     let queues = is_wanted.then(|| queue::deal_out(lanes)).flatten();
     match queues.is_none() && transport == Transport::IoUring {
         true => Err(no_queues()),
@@ -395,5 +415,21 @@ fn welcome(init: &Init, has_queues: bool) -> Welcome {
         max_background: MAX_BACKGROUND,
         max_write_bytes: MAX_TRANSFER_BYTES as u32,
         max_pages: (MAX_TRANSFER_BYTES / 4096) as u16,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_lanes_wait_at_the_device_and_one_for_each_processor_at_queues() {
+        let counts = |wants_queues| [0, 1, 3, 64].map(|most| lane_count(most, wants_queues));
+        assert_eq!(counts(false), [1, 1, 3, 4]);
+        assert_eq!(counts(true), [1, 1, 3, 64]);
+        assert!(wants_queues(Transport::Auto, Some(true)));
+        assert!(!wants_queues(Transport::Auto, Some(false)));
+        assert!(!wants_queues(Transport::IoUring, None));
+        assert!(!wants_queues(Transport::Device, Some(true)));
     }
 }
