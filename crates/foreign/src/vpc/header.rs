@@ -25,8 +25,25 @@ const MAX_ENTRIES: u32 = 16 << 20;
 pub(super) struct Locator {
     /// Which system's paths it has.
     pub platform: [u8; 4],
+    /// What was set aside for it, in sectors or, as some have it, in bytes.
+    space: u32,
     pub len_bytes: u32,
     pub offset_bytes: u64,
+}
+
+impl Locator {
+    /// Where its place ends, which is within a file so long: nothing else may be put there.
+    pub(super) fn end_bytes(&self, file_bytes: u64) -> Option<u64> {
+        let space_bytes = match self.space {
+            sectors @ ..512 => u64::from(sectors) * 512,
+            bytes => bytes.into(),
+        };
+        let end = |len_bytes: u64| {
+            let end = self.offset_bytes.checked_add(len_bytes)?;
+            Some(end.checked_next_multiple_of(512)?).filter(|end| *end <= file_bytes)
+        };
+        end(space_bytes.max(self.len_bytes.into())).or_else(|| end(self.len_bytes.into()))
+    }
 }
 
 /// What the header says.
@@ -116,6 +133,7 @@ pub(super) fn put_checksum(bytes: &mut [u8]) {
 fn decode_locator(bytes: &[u8], at: usize) -> Option<Locator> {
     let locator = Locator {
         platform: be32(bytes, at)?.to_be_bytes(),
+        space: be32(bytes, at + 4)?,
         len_bytes: be32(bytes, at + 8)?,
         offset_bytes: be64(bytes, at + 16)?,
     };

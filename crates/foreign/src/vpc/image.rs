@@ -60,6 +60,17 @@ impl Image {
     }
 }
 
+impl Image {
+    /// Where the header and the ways to the parent end, wherever they stand: no block may be put before that.
+    pub(super) fn metadata_end_bytes(&self, header: &Header) -> Result<u64> {
+        let file_bytes = self.file.len_bytes()?;
+        let header_end_bytes = self.footer.header_bytes() + header::LEN_BYTES as u64;
+        let locators = header.locators.iter();
+        let ends = locators.filter_map(|locator| locator.end_bytes(file_bytes));
+        Ok(ends.fold(header_end_bytes.next_multiple_of(512), u64::max))
+    }
+}
+
 /// The footer, and whether it is only at the end, as that of a fixed image.
 pub(super) async fn read_footer(file: &dyn Storage) -> Result<(Footer, bool)> {
     let first = fields::read_at(file, 0, LEN_BYTES).await?;

@@ -153,7 +153,8 @@ async fn read_layout(
 }
 
 async fn read_blocks(image: &Image, header: &Header, read_only: bool) -> Result<Blocks> {
-    let (table, end_bytes) = read_table(&*image.file, header).await?;
+    let (table, blocks_end_bytes) = read_table(&*image.file, header).await?;
+    let end_bytes = blocks_end_bytes.max(image.metadata_end_bytes(header)?);
     let block_bytes = u64::from(header.block_bytes);
     let bitmap_bytes = header.bitmap_bytes();
     if image.parent.is_some() && bitmap_bytes == 0 {

@@ -187,6 +187,37 @@ fn a_power_cut_loses_nothing_that_was_flushed_to_a_differencing_image() {
     });
 }
 
+/// Of a child that has no blocks yet: whoever made it may have put the ways to its parent anywhere behind the table,
+/// and told how much space they take in sectors or in bytes.
+#[test]
+fn new_blocks_spare_the_ways_to_the_parent() {
+    lane::block_on(async {
+        let below = vec![1; SIZE_BYTES];
+        for space in [0_u32, 1, 512, u32::MAX] {
+            let (mut bytes, _) = differencing(&below);
+            let footer = bytes[..512].to_vec();
+            bytes.truncate(2560);
+            bytes[1536..2048].fill(0xff);
+            put(&mut bytes, 580, &space.to_be_bytes());
+            put_checksum(&mut bytes[512..1536]);
+            bytes.extend(footer);
+            let memory = Arc::new(MemStorage::with_bytes(bytes));
+            let file: Arc<dyn Storage> = memory.clone();
+            let before = parent(file.clone(), OpenOptions::default()).await.unwrap();
+            let device = open(file.clone(), Some(raw(&below)), OpenOptions::default());
+            let device = device.await.unwrap();
+            let buffer = Buffer::copy_of(&[7; 512]);
+            let written = device.write(512, buffer, RequestFlags::default());
+            written.await.unwrap();
+            device.close().await.unwrap();
+            let after = parent(file, OpenOptions::default()).await.unwrap();
+            assert_eq!(before, after, "space {space}");
+            let place = u32::from_be_bytes(memory.snapshot()[1536..1540].try_into().unwrap());
+            assert_eq!(place, 5, "right behind, space {space}");
+        }
+    });
+}
+
 #[test]
 fn another_image_is_not_the_parent() {
     lane::block_on(async {
