@@ -57,9 +57,20 @@ fn main() -> ExitCode {
     hint::set_subcommands(manual::subcommand_names);
     vellum_control::stderr::print_every_line(name.starts_with("qemu-"));
     vellum_storage::lock::report_waits(hint::about_wait);
+    outlive_the_file_size_limit();
     let code = run(&name, words.collect());
     // Codes beyond a byte do not exist; 255 stands for them as for -1.
     ExitCode::from(u8::try_from(code).unwrap_or(255))
+}
+
+/// Has a write beyond the limit of file sizes (`ulimit -f`) fail, as one without room does, and not end the
+/// program, which may serve others.
+fn outlive_the_file_size_limit() {
+    // Without it the signal ends the program, as before.
+    drop(signal_hook::flag::register(
+        libc::SIGXFSZ,
+        std::sync::Arc::default(),
+    ));
 }
 
 fn run(name: &str, mut words: Vec<OsString>) -> i32 {

@@ -213,3 +213,21 @@ fn what_the_copy_has_not_made_stays() {
     assert_eq!(output.status.code(), Some(1));
     assert!(std::fs::read(folder.join("target")).unwrap() == before);
 }
+
+/// What is beyond the limit of file sizes is an error, and no signal ends the program.
+#[test]
+fn a_limit_of_file_sizes_ends_no_program() {
+    let folder = folder();
+    for format in ["vhdx", "raw", "qcow2"] {
+        let more = if format == "vhdx" {
+            ""
+        } else {
+            "-o preallocation=full"
+        };
+        let line = format!("ulimit -f 100; $VELLUM create -q -f {format} {more} target 10M");
+        let output = shell(folder.path(), &line);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{format}: {output:?}");
+        assert!(said.contains("too large"), "{format}: {said}");
+    }
+}
