@@ -6,11 +6,11 @@ mod cuts;
 
 use std::sync::Arc;
 
+use common::images::{create, open};
 use common::run;
 use cuts::{Recorded, States, assert_kept};
 use vellum::storage::MemStorage;
 use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags, Storage, ZeroRequest};
-use vellum_foreign::{parallels, qcow, qed, vdi, vhdx, vmdk, vpc};
 use vellum_storage::wrap::{FaultStorage, Matching, Operation, Times};
 
 const MIB: u64 = 1 << 20;
@@ -22,69 +22,6 @@ const WRITES: u64 = 4;
 const CUTS: usize = 5;
 
 const FORMATS: [&str; 7] = ["parallels", "qcow", "qed", "vdi", "vhdx", "vmdk", "vpc"];
-
-async fn create(format: &str) -> Vec<u8> {
-    let memory = Arc::new(MemStorage::new());
-    let file: Arc<dyn Storage> = memory.clone();
-    let created = match format {
-        "parallels" => {
-            let options = parallels::CreateOptions::default().cluster_size_bytes(65536);
-            parallels::create(&file, &options.size_bytes(SIZE_BYTES)).await
-        }
-        "qcow" => {
-            let options = qcow::CreateOptions::default().size_bytes(SIZE_BYTES);
-            qcow::create(&file, &options).await
-        }
-        "qed" => {
-            let options = qed::CreateOptions::default()
-                .cluster_size_bytes(4096)
-                .table_size_clusters(1);
-            qed::create(&file, &options.size_bytes(SIZE_BYTES)).await
-        }
-        "vdi" => {
-            let options = vdi::CreateOptions::default().size_bytes(SIZE_BYTES);
-            vdi::create(&file, &options).await
-        }
-        "vhdx" => {
-            let options = vhdx::CreateOptions::default().block_size_bytes(MIB);
-            vhdx::create(&file, &options.size_bytes(SIZE_BYTES)).await
-        }
-        "vmdk" => {
-            let options = vmdk::CreateOptions::default().size_bytes(SIZE_BYTES);
-            vmdk::create(&file, &[], &options).await
-        }
-        _ => {
-            let options = vpc::CreateOptions::default().size_bytes(SIZE_BYTES);
-            vpc::create(&file, &options).await
-        }
-    };
-    created.unwrap();
-    memory.snapshot()
-}
-
-async fn open(format: &str, file: Arc<dyn Storage>) -> Arc<dyn BlockDevice> {
-    match format {
-        "parallels" => parallels::open(file, false).await.unwrap() as Arc<dyn BlockDevice>,
-        "qcow" => qcow::open(file, None, qcow::OpenOptions::default())
-            .await
-            .unwrap(),
-        "qed" => qed::open(file, None, false).await.unwrap(),
-        "vdi" => vdi::open(file, false).await.unwrap(),
-        "vhdx" => vhdx::open(file, None, vhdx::OpenOptions::default())
-            .await
-            .unwrap(),
-        "vmdk" => {
-            let descriptor = vmdk::read_descriptor(&*file).await.unwrap();
-            let options = vmdk::OpenOptions::default();
-            vmdk::open(file, descriptor, Vec::new(), None, &options)
-                .await
-                .unwrap()
-        }
-        _ => vpc::open(file, None, vpc::OpenOptions::default())
-            .await
-            .unwrap(),
-    }
-}
 
 /// Has a request done, once more if there was no room. Whether there was none.
 async fn insist<T, F: Future<Output = vellum::Result<T>>>(
@@ -130,7 +67,7 @@ async fn change(what: &str, device: &dyn BlockDevice, file: &Recorded) -> (State
 /// Fails one request of the image's file, and cuts the power after it. Whether there was such a request.
 async fn fail_one(format: &str, operation: Operation, number: usize) -> bool {
     let what = format!("{format}, {operation:?} {number}");
-    let recorded = Recorded::new(create(format).await);
+    let recorded = Recorded::new(create(format, SIZE_BYTES).await.snapshot());
     let file = FaultStorage::new(recorded.clone());
     let device = open(format, file.clone()).await;
     let begun = recorded.moment();

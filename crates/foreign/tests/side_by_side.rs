@@ -3,15 +3,13 @@
 mod common;
 
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::task::Poll;
 
+use common::images::{create, open};
 use common::run;
 use futures_util::future::join_all;
 use futures_util::poll;
-use vellum::storage::MemStorage;
-use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags, Storage};
-use vellum_foreign::{qcow, qed, vdi, vhdx, vpc};
+use vellum::{BlockDevice, Buffer, ErrorKind, RequestFlags};
 use vellum_storage::wrap::{DelayStorage, FaultStorage, Matching, Operation, Times, TraceStorage};
 
 const MIB: u64 = 1 << 20;
@@ -19,53 +17,6 @@ const SIZE_BYTES: u64 = 40 * MIB;
 const ENOSPC: i32 = 28;
 /// Of a storage in memory everything has ended after so many polls.
 const MANY_POLLS: usize = 1000;
-
-async fn create(format: &str) -> Arc<MemStorage> {
-    let memory = Arc::new(MemStorage::new());
-    let file: Arc<dyn Storage> = memory.clone();
-    let created = match format {
-        "qcow" => {
-            let options = qcow::CreateOptions::default().size_bytes(SIZE_BYTES);
-            qcow::create(&file, &options).await
-        }
-        "qed" => {
-            let options = qed::CreateOptions::default()
-                .cluster_size_bytes(4096)
-                .table_size_clusters(1);
-            qed::create(&file, &options.size_bytes(SIZE_BYTES)).await
-        }
-        "vdi" => {
-            let options = vdi::CreateOptions::default().size_bytes(SIZE_BYTES);
-            vdi::create(&file, &options).await
-        }
-        "vhdx" => {
-            let options = vhdx::CreateOptions::default().block_size_bytes(MIB);
-            vhdx::create(&file, &options.size_bytes(SIZE_BYTES)).await
-        }
-        _ => {
-            let options = vpc::CreateOptions::default().size_bytes(SIZE_BYTES);
-            vpc::create(&file, &options).await
-        }
-    };
-    created.unwrap();
-    memory
-}
-
-async fn open(format: &str, file: Arc<dyn Storage>) -> Arc<dyn BlockDevice> {
-    match format {
-        "qcow" => qcow::open(file, None, qcow::OpenOptions::default())
-            .await
-            .unwrap() as Arc<dyn BlockDevice>,
-        "qed" => qed::open(file, None, false).await.unwrap(),
-        "vdi" => vdi::open(file, false).await.unwrap(),
-        "vhdx" => vhdx::open(file, None, vhdx::OpenOptions::default())
-            .await
-            .unwrap(),
-        _ => vpc::open(file, None, vpc::OpenOptions::default())
-            .await
-            .unwrap(),
-    }
-}
 
 async fn write(device: &dyn BlockDevice, offset_bytes: u64, fill: u8) -> vellum::Result<Buffer> {
     let buffer = Buffer::copy_of(&[fill; 5000]);
@@ -101,7 +52,7 @@ async fn outcome<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
 
 /// Holds a write to a new block at one of two offsets in what it writes; that to the other one ends.
 async fn assert_not_held_up(format: &str, held: Operation, offsets_bytes: [u64; 2]) {
-    let file = DelayStorage::new(create(format).await);
+    let file = DelayStorage::new(create(format, SIZE_BYTES).await);
     let device = open(format, file.clone()).await;
     // What comes before the first change of all.
     write(&*device, 0, 9).await.unwrap();
@@ -145,7 +96,7 @@ fn clusters_with_a_table_wait_for_none_that_is_made() {
 fn a_table_that_several_need_is_made_once() {
     for format in ["qcow", "qed"] {
         run(async {
-            let trace = TraceStorage::new(create(format).await);
+            let trace = TraceStorage::new(create(format, SIZE_BYTES).await);
             let file = DelayStorage::new(trace.clone());
             let device = open(format, file.clone()).await;
             let held = file.hold(Matching::operation(Operation::WriteZeroes));
@@ -173,7 +124,7 @@ fn bitmaps_of_vpc_blocks_are_written_side_by_side() {
 #[test]
 fn one_footer_is_written_for_all_vpc_blocks_that_wait_for_it() {
     run(async {
-        let trace = TraceStorage::new(create("vpc").await);
+        let trace = TraceStorage::new(create("vpc", SIZE_BYTES).await);
         let file = DelayStorage::new(trace.clone());
         let device = open("vpc", file.clone()).await;
         let held = file.hold(Matching::operation(Operation::Flush));
@@ -193,7 +144,7 @@ fn one_footer_is_written_for_all_vpc_blocks_that_wait_for_it() {
 #[test]
 fn a_vhdx_file_becomes_longer_once_for_all_blocks_that_wait_for_it() {
     run(async {
-        let trace = TraceStorage::new(create("vhdx").await);
+        let trace = TraceStorage::new(create("vhdx", SIZE_BYTES).await);
         let file = DelayStorage::new(trace.clone());
         let device = open("vhdx", file.clone()).await;
         // What comes before the first change of all.
@@ -219,7 +170,7 @@ fn a_vhdx_file_becomes_longer_once_for_all_blocks_that_wait_for_it() {
 
 /// The length of an image after a write to it, of which the first attempt fails if it is to.
 async fn len_after_write(format: &str, fails: bool) -> usize {
-    let memory = create(format).await;
+    let memory = create(format, SIZE_BYTES).await;
     let file = FaultStorage::new(memory.clone());
     let device = open(format, file.clone()).await;
     write(&*device, 0, 9).await.unwrap();

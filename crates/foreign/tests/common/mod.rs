@@ -1,6 +1,8 @@
 //! What the tests of all formats share: QEMU's programs, and a model to compare with.
 #![allow(dead_code, reason = "each test uses some of it")]
 
+pub mod images;
+
 use std::future::poll_fn;
 use std::path::{Path, PathBuf};
 use std::process::Command;
