@@ -205,8 +205,8 @@ impl Description {
             full: filename::resolve(&self.file_name, &backing.name).ok(),
             format: backing.format.clone(),
         });
+        self.dirty = foreign::told_dirty(self.format, &facts);
         if foreign::tells_clusters(self.format) {
-            self.dirty = Some(facts.is_dirty && self.format != "qed");
             self.cluster_bytes = cluster_bytes;
         }
         self.foreign = Some(facts);

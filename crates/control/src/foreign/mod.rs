@@ -174,6 +174,12 @@ pub fn tells_clusters(name: &str) -> bool {
     !matches!(name, "bochs" | "cloop" | "dmg" | "parallels")
 }
 
+/// Whether an image says that it is dirty, where images of its format, which is told by its name, say
+/// that. QEMU's driver of `qed` has repaired the image by then, and never tells it.
+pub fn told_dirty(name: &str, facts: &Facts) -> Option<bool> {
+    tells_clusters(name).then_some(facts.is_dirty && name != "qed")
+}
+
 /// Whether images of a format may stand on others, by its name.
 pub(crate) fn has_backing(name: &str) -> bool {
     find(name).is_some_and(|format| format.has_backing)

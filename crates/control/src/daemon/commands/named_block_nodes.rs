@@ -252,8 +252,7 @@ impl<'a> Listed<'a> {
         }
         let device = node.device();
         if let Some(facts) = device.and_then(|device| foreign::facts(&**device)) {
-            let is_dirty = facts.is_dirty && node.driver != "qed";
-            return foreign::tells_clusters(node.driver).then_some(is_dirty);
+            return foreign::told_dirty(node.driver, &facts);
         }
         match node.driver {
             driver if is_file(driver) => Some(false),
