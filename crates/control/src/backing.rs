@@ -50,6 +50,14 @@ pub(crate) fn named(image: &dyn BlockDevice) -> Named {
     })
 }
 
+/// Whether an open image says that it stands on what is called `name`, or on nothing.
+pub(crate) fn is_named(image: &dyn BlockDevice, name: Option<&str>) -> bool {
+    match image.as_qcow2() {
+        Some(qcow2) => qcow2.header().backing_file_text().as_deref() == name,
+        None => named(image).name.as_deref() == name,
+    }
+}
+
 /// Takes what options say of the backing file.
 ///
 /// # Errors

@@ -80,7 +80,7 @@ impl Nodes {
 
     /// Closes a node of which [`Nodes::check_removal`] says that it may go; it is gone in any case.
     pub(crate) async fn close_root(&self, name: &str) -> Result<()> {
-        self.lock().roots.retain(|root| root != name);
+        self.lock().nodes.take_roots(|root| root == name);
         self.close_owned(name).await
     }
 

@@ -7,19 +7,16 @@
 //! - The list is locked once, and no file is asked anything meanwhile.
 //! - Nothing here waits for a request, or makes one wait.
 
-use std::collections::HashMap;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use vellum::BlockDevice;
 use vellum_storage::nodes::watch::WriteWatch;
 
-use super::names::Naming;
-use super::{NamedNode, Node, Nodes, Origin, Use, User};
+use super::graph_memo::Position;
+use super::{NamedNode, Node, Nodes, Origin};
 use crate::CacheMode;
 use crate::graph::NodeKind;
-
-/// What a node is to a job that writes to it alone.
-const TARGET: &str = "target";
 
 /// Where an image has what is not in its backing file, and a filter what it shows.
 const HOLDERS: [&str; 4] = ["data-file", "file", "raw", "image"];
@@ -27,10 +24,10 @@ const HOLDERS: [&str; 4] = ["data-file", "file", "raw", "image"];
 /// A node with what it stands on.
 #[derive(Debug)]
 pub(crate) struct NodeState {
-    pub(crate) name: String,
-    pub(crate) driver: &'static str,
+    /// Where it stands, which [`NodeState`] leads to.
+    position: Arc<Position>,
     /// What QMP calls its file, where that was asked for and it has such a name.
-    pub(crate) filename: Option<String>,
+    pub(crate) filename: Option<Arc<str>>,
     /// Zero unless it was asked for, but of a format.
     pub(crate) size_bytes: u64,
     pub(crate) read_only: bool,
@@ -38,23 +35,20 @@ pub(crate) struct NodeState {
     pub(crate) is_active: bool,
     /// Bytes that it takes on its disk, where that is known.
     pub(crate) allocated_bytes: Option<u64>,
-    /// The numbers of nodes that it stands on, by what they are to it.
-    children: Vec<(String, usize)>,
-    /// Of the filter of a job, the number of the node that it is in front of.
-    behind: Option<usize>,
-    /// It shows what one of its children does.
-    pub(crate) is_filter: bool,
     /// Otherwise it has no bitmaps.
     pub(crate) may_have_bitmaps: bool,
-    /// Another node stands on it, or it belongs to a job: it is what one puts somewhere else, and nobody
-    /// uses it beside.
-    pub(crate) is_below: bool,
-    /// Jobs that work with it.
-    pub(crate) jobs: Vec<String>,
     kind: NodeKind,
     origin: Option<Arc<Origin>>,
     /// What is noted of writes, where it is of no format.
     pub(crate) watch: Option<Arc<WriteWatch>>,
+}
+
+impl Deref for NodeState {
+    type Target = Position;
+
+    fn deref(&self) -> &Position {
+        &self.position
+    }
 }
 
 impl NodeState {
@@ -78,8 +72,10 @@ impl NodeState {
 
     /// The name of its file, or of what else it shows.
     pub(crate) fn shown_name(&self) -> String {
-        let filename = self.filename.clone();
-        filename.unwrap_or_else(|| self.kind.shown_name())
+        match &self.filename {
+            Some(filename) => filename.to_string(),
+            None => self.kind.shown_name(),
+        }
     }
 
     /// The mode that it was opened with.
@@ -141,7 +137,7 @@ pub(crate) struct Inventory {
     /// In the order of their names.
     states: Vec<NodeState>,
     /// Their numbers in the order in which QEMU makes them, where that was wanted.
-    making: Vec<usize>,
+    making: Arc<[usize]>,
 }
 
 impl Inventory {
@@ -251,29 +247,10 @@ impl Inventory {
 }
 
 impl NamedNode {
-    /// Whether jobs write to a node, and nobody uses it beside.
-    fn is_only_target(&self, name: &str) -> bool {
-        let mut uses = self.uses.of(name).peekable();
-        let is_target = |one: &Use| one.user.is_job() && one.wanted.role == TARGET;
-        uses.peek().is_some() && uses.all(is_target)
-    }
-
-    /// A node as it is noted; its file is asked nothing.
-    fn state(&self, name: &str, node: &Node, numbers: &HashMap<&str, usize>) -> NodeState {
-        let users = self.uses.of(name).map(|one| &one.user);
-        let jobs = users.clone().filter_map(|user| match user {
-            User::Job { id, .. } => Some(id.clone()),
-            User::Node(_) | User::Export(_) => None,
-        });
-        let mut jobs: Vec<String> = jobs.collect();
-        jobs.sort_unstable();
-        jobs.dedup();
-        let number = |name: &str| numbers.get(name).copied();
-        let child = |one: &Use| Some((one.wanted.role.clone(), number(&one.node)?));
+    /// A node as it is noted, at its place in the graph; its file is asked nothing.
+    fn state(&self, position: Arc<Position>, node: &Node) -> NodeState {
         let kind = node.opened.kind.clone();
         NodeState {
-            name: name.to_owned(),
-            driver: node.opened.driver,
             filename: None,
             size_bytes: match &kind {
                 NodeKind::Device(device) => device.size_bytes(),
@@ -282,64 +259,76 @@ impl NamedNode {
             read_only: !node.is_writable_when_active(),
             is_active: !node.is_inactive(),
             allocated_bytes: None,
-            children: self.uses.by(name).filter_map(child).collect(),
-            behind: node.is_filter.then(|| number(&node.owner)).flatten(),
-            is_filter: node.is_filter_driver(),
             may_have_bitmaps: node.may_have_bitmaps(),
-            is_below: node.is_filter
-                || self.is_only_target(name)
-                || users.clone().any(|user| matches!(user, User::Node(_))),
-            jobs,
             kind,
             origin: node.origin.clone(),
-            watch: self.watches.get(name).cloned(),
+            watch: self.watches.get(&position.name).cloned(),
+            position,
         }
     }
 
-    fn inventory(&self, wanted: Wanted<'_>) -> Inventory {
-        let mut nodes: Vec<(&str, &Node)> = match wanted.of {
+    fn inventory(&mut self, wanted: Wanted<'_>) -> Inventory {
+        match wanted.of {
+            None => self.inventory_of_all(wanted),
             Some(name) => {
-                let names = self.with_below(name).into_iter();
-                names
-                    .filter_map(|name| Some((name, self.nodes.get(name)?)))
-                    .collect()
-            }
-            None => {
-                let all = self.nodes.iter();
-                all.map(|(name, node)| (name.as_str(), node)).collect()
-            }
-        };
-        nodes.sort_unstable_by_key(|(name, _)| *name);
-        let names: Vec<&str> = nodes.iter().map(|(name, _)| *name).collect();
-        let numbers: HashMap<&str, usize> = names.iter().copied().zip(0..).collect();
-        let nodes = nodes.into_iter();
-        let states = nodes.map(|(name, node)| self.state(name, node, &numbers));
-        let mut states: Vec<NodeState> = states.collect();
-        if wanted.filenames {
-            let mut filenames = self.names_of(&names, Naming::AsTheyStand);
-            for (state, name) in states.iter_mut().zip(&names) {
-                state.filename = filenames.remove(name).map(|name| name.text());
+                let mut names = self.with_below(name);
+                names.retain(|name| self.nodes.contains_key(*name));
+                names.sort_unstable();
+                let positions = self.positions(&names);
+                let filenames = match wanted.filenames {
+                    true => self.filenames_of(&names),
+                    false => Vec::new(),
+                };
+                let nodes = names.iter().filter_map(|name| self.nodes.get(*name));
+                Inventory {
+                    states: self.states(&positions, nodes, &filenames),
+                    making: Arc::default(),
+                }
             }
         }
-        let making = match wanted.making {
-            true => self.in_order_of_making(),
+    }
+
+    fn inventory_of_all(&mut self, wanted: Wanted<'_>) -> Inventory {
+        let mut graph = self.graph.take(self.changes());
+        let filenames = match wanted.filenames {
+            true => graph.filenames(self).to_vec(),
             false => Vec::new(),
         };
-        let making = making.into_iter();
-        Inventory {
-            states,
-            making: making
-                .filter_map(|name| numbers.get(name).copied())
-                .collect(),
+        let making = match wanted.making {
+            true => graph.making(self),
+            false => Arc::default(),
+        };
+        let states = self.states(graph.positions(self), self.nodes.values(), &filenames);
+        self.graph = graph;
+        Inventory { states, making }
+    }
+
+    /// States of nodes that have these places and, if there are any, these names of files.
+    fn states<'a>(
+        &self,
+        positions: &[Arc<Position>],
+        nodes: impl Iterator<Item = &'a Node>,
+        filenames: &[Option<Arc<str>>],
+    ) -> Vec<NodeState> {
+        let nodes = positions.iter().cloned().zip(nodes);
+        let states = nodes.map(|(position, node)| self.state(position, node));
+        let mut states: Vec<NodeState> = states.collect();
+        for (state, filename) in states.iter_mut().zip(filenames) {
+            state.filename.clone_from(filename);
         }
+        states
+    }
+
+    /// A number that becomes another one whenever nodes, or who uses them, may have changed.
+    fn changes(&self) -> u64 {
+        self.nodes.changes() + self.uses.changes()
     }
 }
 
 impl Nodes {
     /// A number that becomes another one whenever nodes, or who uses them, may have changed.
     pub(crate) fn changes(&self) -> u64 {
-        let named = self.lock();
-        named.nodes.changes() + named.uses.changes()
+        self.lock().changes()
     }
 
     /// The paths of the host's files that nodes are; none of them is asked anything.

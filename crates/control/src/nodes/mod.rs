@@ -23,6 +23,7 @@ mod children;
 mod describe;
 mod descriptions;
 mod filters;
+mod graph_memo;
 #[cfg_attr(
     not(feature = "http"),
     allow(dead_code, reason = "only HTTP looks at it")
@@ -112,10 +113,9 @@ struct Node {
 #[derive(Debug, Default)]
 struct NamedNode {
     nodes: NodeTable,
-    /// Those that were asked for, in the order in which they were added.
-    roots: Vec<String>,
     openings: Openings,
     uses: Uses,
+    graph: graph_memo::GraphMemo,
     /// Those that other images may stand on too.
     shared: SharedNodes,
     /// What is noted of writes, by the name of the node; some may be gone.

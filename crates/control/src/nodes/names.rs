@@ -32,6 +32,14 @@ impl OpenedNode {
             NodeKind::Storage(_) => None,
         }
     }
+
+    /// Whether [`OpenedNode::backing_text`] is this.
+    pub(super) fn has_backing_text(&self, text: Option<&str>) -> bool {
+        match &self.kind {
+            NodeKind::Device(device) => backing::is_named(&**device, text),
+            NodeKind::Storage(_) => text.is_none(),
+        }
+    }
 }
 
 impl Nodes {
@@ -97,7 +105,7 @@ impl NamedNode {
     pub(super) fn in_order_of_making(&self) -> Vec<&str> {
         let mut order = Vec::with_capacity(self.nodes.len());
         let mut known = HashSet::new();
-        for root in &self.roots {
+        for root in self.nodes.roots() {
             self.made_with(root, root, &mut known, &mut order);
         }
         let others = self.nodes.keys().map(String::as_str);

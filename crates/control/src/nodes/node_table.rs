@@ -16,6 +16,8 @@ pub(super) struct NodeTable {
     by_name: BTreeMap<String, Node>,
     /// Those that are not shown yet.
     hidden: BTreeMap<String, Node>,
+    /// Those that were asked for, in the order in which they were added.
+    roots: Vec<String>,
     /// The names of those that a node owns.
     by_owner: HashMap<String, BTreeSet<String>>,
     /// How often something may have changed.
@@ -106,14 +108,29 @@ impl NodeTable {
         owned.insert(name.to_owned());
     }
 
-    /// Shows what was opened with a node.
+    /// Shows a node that was asked for, and what was opened with it.
     pub(super) fn show(&mut self, owner: &str) {
         self.changes += 1;
+        self.roots.push(owner.to_owned());
         for name in self.by_owner.get(owner).into_iter().flatten() {
             if let Some(node) = self.hidden.remove(name) {
                 self.by_name.insert(name.clone(), node);
             }
         }
+    }
+
+    /// Those that were asked for, in the order in which they were added.
+    pub(super) fn roots(&self) -> &[String] {
+        &self.roots
+    }
+
+    /// Takes some of those that were asked for out of their list: they are about to be closed.
+    pub(super) fn take_roots(&mut self, is_taken: impl Fn(&str) -> bool) -> Vec<String> {
+        self.changes += 1;
+        let roots = std::mem::take(&mut self.roots).into_iter();
+        let (taken, kept) = roots.partition(|root| is_taken(root));
+        self.roots = kept;
+        taken
     }
 
     pub(super) fn remove(&mut self, name: &str) -> Option<Node> {

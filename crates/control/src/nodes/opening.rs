@@ -132,7 +132,6 @@ impl NewNode {
         self.is_over = true;
         let mut named = self.nodes.lock();
         named.nodes.show(&self.name);
-        named.roots.push(self.name.clone());
         if let Some(opening) = named.openings.by_root.remove(&self.name) {
             named.shared.add(opening.shared);
         }

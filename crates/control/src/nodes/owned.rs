@@ -19,7 +19,7 @@ impl Nodes {
     /// # Errors
     /// If a node was not closed cleanly; says which. All nodes are closed all the same.
     pub async fn close(self) -> Result<()> {
-        let roots = std::mem::take(&mut self.lock().roots);
+        let roots = self.lock().nodes.take_roots(|_| true);
         let closed = self.close_roots(roots).await;
         self.close_abandoned().await;
         closed
@@ -30,14 +30,8 @@ impl Nodes {
     /// # Errors
     /// As [`Nodes::close`].
     pub async fn close_some(&self, names: &[String]) -> Result<()> {
-        let roots = {
-            let mut named = self.lock();
-            let (roots, kept) = std::mem::take(&mut named.roots)
-                .into_iter()
-                .partition(|root| names.contains(root));
-            named.roots = kept;
-            roots
-        };
+        let is_wanted = |root: &str| names.iter().any(|name| name == root);
+        let roots = self.lock().nodes.take_roots(is_wanted);
         self.close_roots(roots).await
     }
 
@@ -75,7 +69,7 @@ impl Nodes {
         }
         let owner = |name: &String| Some(named.nodes.get(name)?.owner.clone());
         let owners: BTreeSet<String> = over.iter().filter_map(owner).collect();
-        let roots = named.roots.iter();
+        let roots = named.nodes.roots().iter();
         roots
             .filter(|root| owners.contains(*root))
             .cloned()

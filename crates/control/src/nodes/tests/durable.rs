@@ -127,7 +127,7 @@ impl World {
         self.nodes
             .name(&Ancestry::default(), &below, node, None)
             .unwrap();
-        self.nodes.lock().roots.push(below.clone());
+        self.nodes.lock().nodes.show(&below);
         let text = format!("{},node-name={name}", how(&below));
         add(&self.nodes, &text).await.unwrap();
         self.files.borrow_mut().insert(name.to_owned(), file);
