@@ -37,18 +37,24 @@ fn certificate(place: &Place, name: &str) {
     );
 }
 
-#[test]
-fn a_server_has_to_prove_who_it_is() {
-    let place = Place::with_disk();
-    certificate(&place, "server");
-    certificate(&place, "client");
+/// A server that shows a certificate which nobody has signed but itself.
+pub fn secure_nginx(place: &Place) -> Nginx {
+    certificate(place, "server");
     let file = |name: &str| place.path(name).display().to_string();
     let more = format!(
         "ssl_certificate {};\nssl_certificate_key {};\n",
         file("server.pem"),
         file("server.key")
     );
-    let nginx = Nginx::start_as(&place, " ssl", &more);
+    Nginx::start_as(place, " ssl", &more)
+}
+
+#[test]
+fn a_server_has_to_prove_who_it_is() {
+    let place = Place::with_disk();
+    let nginx = secure_nginx(&place);
+    certificate(&place, "client");
+    let file = |name: &str| place.path(name).display().to_string();
     let disk = format!("https://127.0.0.1:{}/disk.qcow2", nginx.port);
     let error = place.run("our qemu-img", &["info", &disk]);
     assert_eq!(error.code, Some(1));

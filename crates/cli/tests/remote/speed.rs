@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::secure::secure_nginx;
 use super::server::Nginx;
 use super::{Place, output};
 
@@ -110,13 +111,52 @@ fn convert(program: &Path, words: &[&str]) {
     );
 }
 
-/// `VELLUM_BIN`: an optimised program. `VELLUM_ALONE`: without qemu-img.
+/// The image that is converted, by its name where a server has it, and on this host.
+struct Source<'a> {
+    format: &'a str,
+    url: String,
+    path: String,
+}
+
+impl Source<'_> {
+    /// The words that name it on the server.
+    fn far(&self) -> [String; 2] {
+        let (protocol, _) = self.url.split_once(':').expect("a URL");
+        let options = format!(
+            "driver={},file.driver={protocol},file.url={}",
+            self.format, self.url
+        );
+        let more = match protocol {
+            "https" => ",file.sslverify=off",
+            _ => "",
+        };
+        ["--image-opts".to_owned(), options + more]
+    }
+
+    /// How long it takes from there with a program, in seconds.
+    fn seconds_from_far(&self, rounds: usize, program: &Path, to: &str, target: &str) -> f64 {
+        let far = self.far();
+        let words = [&far[0], "-O", to, &far[1], target];
+        seconds(rounds, || convert(program, &words))
+    }
+
+    /// How long it takes from this host.
+    fn seconds_from_here(&self, rounds: usize, program: &Path, to: &str, target: &str) -> f64 {
+        let words = ["-f", self.format, "-O", to, &self.path, target];
+        seconds(rounds, || convert(program, &words))
+    }
+}
+
+/// `VELLUM_BIN`: an optimised program. `VELLUM_ALONE`: without qemu-img. `VELLUM_HTTPS`: by TLS.
+/// `VELLUM_MIB`: how long the disk is.
 #[test]
 #[ignore = "measures; run it alone"]
 fn conversions_from_far_away() {
     let place = Place::with_www();
     let mut random = fastrand::Rng::with_seed(1);
-    let mut bytes = vec![0; 256 << 20];
+    let mib = std::env::var("VELLUM_MIB").ok();
+    let mib: usize = mib.map_or(256, |text| text.parse().expect("a number"));
+    let mut bytes = vec![0; mib << 20];
     for piece in bytes.chunks_mut(1 << 20) {
         // Half of it can be packed.
         random.fill(&mut piece[..512 << 10]);
@@ -135,7 +175,11 @@ fn conversions_from_far_away() {
     let program = program.unwrap_or_else(|_| env!("CARGO_BIN_EXE_vellum").to_owned());
     let ours = place.path("qemu-img");
     std::os::unix::fs::symlink(program, &ours).expect("a link");
-    let nginx = Nginx::start(&place, "");
+    let is_secure = std::env::var_os("VELLUM_HTTPS").is_some();
+    let (protocol, nginx) = match is_secure {
+        true => ("https", secure_nginx(&place)),
+        false => ("http", Nginx::start(&place, "")),
+    };
     let port = far_away(nginx.port);
     let target = file("target");
     println!("| from | to | file | ours | of the link | local | qemu-img |");
@@ -147,18 +191,18 @@ fn conversions_from_far_away() {
         let len = fs::metadata(place.path("www").join(name))
             .expect(name)
             .len() as f64;
-        let url = format!("http://127.0.0.1:{port}/{name}");
-        let path = file(&format!("www/{name}"));
+        let source = Source {
+            format,
+            url: format!("{protocol}://127.0.0.1:{port}/{name}"),
+            path: file(&format!("www/{name}")),
+        };
         for to in ["raw", "qcow2"] {
-            let run = |program: &Path, from: &str| {
-                convert(program, &["-f", format, "-O", to, from, &target]);
-            };
-            let far = seconds(3, || run(&ours, &url));
-            let local = seconds(3, || run(&ours, &path));
+            let far = source.seconds_from_far(3, &ours, to, &target);
+            let local = source.seconds_from_here(3, &ours, to, &target);
             // It takes most of the time.
             let real = match std::env::var_os("VELLUM_ALONE") {
                 Some(_) => f64::NAN,
-                None => seconds(1, || run(theirs, &url)),
+                None => source.seconds_from_far(1, theirs, to, &target),
             };
             let link = len / BYTES_PER_SECOND;
             println!(

@@ -88,10 +88,10 @@ impl ObjectOptions {
         }
     }
 
-    /// Whether the URL names an object.
+    /// Whether the URL names an object, and its store knows what the other options say.
     ///
     /// # Errors
-    /// If it does not.
+    /// If it does not, or its store does not know one of them.
     pub fn check(&self) -> Result<()> {
         self.place().map(drop)
     }
@@ -117,11 +117,39 @@ impl ObjectOptions {
         if key.is_empty() || key.ends_with('/') {
             return Err(wrong("a key is wanted behind the bucket's name"));
         }
+        if let Some(refusal) = self.unknown_to(kind) {
+            let message = format!("{scheme}:// has {refusal}");
+            return Err(Error::new(ErrorKind::InvalidArgument, "open", message));
+        }
         Ok(Place {
             kind,
             bucket: bucket.to_owned(),
             key: key.to_owned(),
         })
+    }
+}
+
+impl ObjectOptions {
+    /// What a store does not know of what the options say: it would be left out without a word.
+    fn unknown_to(&self, kind: Kind) -> Option<&'static str> {
+        let has_token = matches!(
+            &self.credentials,
+            ObjectCredentials::Keys {
+                session_token: Some(_),
+                ..
+            }
+        );
+        match kind {
+            Kind::S3 => None,
+            _ if self.region.is_some() => Some("no regions"),
+            _ if self.virtual_hosted => Some("no buckets in the names of hosts"),
+            Kind::Google if matches!(self.credentials, ObjectCredentials::Keys { .. }) => Some(
+                "no pairs of keys: the environment names a service account \
+                 (GOOGLE_SERVICE_ACCOUNT, GOOGLE_APPLICATION_CREDENTIALS)",
+            ),
+            Kind::Azure if has_token => Some("no session tokens"),
+            Kind::Google | Kind::Azure => None,
+        }
     }
 }
 
@@ -160,6 +188,40 @@ pub(super) fn check_word(what: &str, text: Option<String>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_store_does_not_know_is_refused() {
+        let keys = |session_token| ObjectCredentials::Keys {
+            access_key_id: "a".to_owned(),
+            secret_access_key: Zeroizing::new("b".to_owned()),
+            session_token,
+        };
+        let changes: [(&str, &dyn Fn(&mut ObjectOptions)); 5] = [
+            ("regions", &|it| it.region = Some("r".to_owned())),
+            ("names of hosts", &|it| it.virtual_hosted = true),
+            ("pairs of keys", &|it| it.credentials = keys(None)),
+            ("session tokens", &|it| {
+                it.credentials = keys(Some(Zeroizing::new("t".to_owned())));
+            }),
+            ("", &|it| it.credentials = ObjectCredentials::Anonymous),
+        ];
+        let refusals = |url: &str| {
+            let told = changes.iter().map(|(_, change)| {
+                let mut options = ObjectOptions::new(url);
+                change(&mut options);
+                options.check().map_err(|error| error.message().to_owned())
+            });
+            let both = told.zip(changes.iter().map(|(word, _)| *word));
+            let refused = both.filter_map(|(told, word)| Some((told.err()?, word)));
+            refused
+                .map(|(told, word)| told.contains(word))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(refusals("s3://b/k"), []);
+        // Of a pair with a token it is the pair that is told.
+        assert_eq!(refusals("gs://b/k"), [true, true, true, false]);
+        assert_eq!(refusals("az://b/k"), [true, true, true]);
+    }
 
     #[test]
     fn urls_name_a_bucket_and_a_key() {

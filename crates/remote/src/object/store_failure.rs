@@ -91,7 +91,9 @@ fn code(text: &str) -> Option<&str> {
 /// What the store's answer says, without the XML around it.
 fn said(text: &str) -> Option<String> {
     let code = code(text)?;
-    Some(match part(text, "Message") {
+    // Azure's has the number of the request and the time in more lines.
+    let message = part(text, "Message").and_then(|message| message.lines().next());
+    Some(match message {
         Some(message) if !message.is_empty() => format!("{code}: {message}"),
         _ => code.to_owned(),
     })
@@ -257,6 +259,12 @@ mod tests {
         assert_eq!(
             said(text),
             Some("ExpiredToken: The token has expired.".to_owned())
+        );
+        let text = "404: <?xml?><Error><Code>BlobNotFound</Code><Message>The specified blob does \
+                    not exist.\nRequestId:1\nTime:now</Message></Error>";
+        assert_eq!(
+            said(text),
+            Some("BlobNotFound: The specified blob does not exist.".to_owned())
         );
         assert_eq!(said("<Code>X</Code>"), Some("X".to_owned()));
         assert_eq!(said("nothing"), None);

@@ -9,7 +9,8 @@ mod uploads;
 use std::collections::HashMap;
 use std::fs;
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
+use std::thread;
 
 use super::gateway::Gateway;
 use super::place::{Place, Said, output};
@@ -17,9 +18,9 @@ use proxy::{Asked, Fault, Proxy};
 
 /// A store behind a proxy, with `images/disk.raw` in it, which is `www/disk.raw`.
 struct Faulty {
-    place: Place,
+    place: Arc<Place>,
     proxy: Proxy,
-    _gateway: Gateway,
+    gateway: Arc<Gateway>,
 }
 
 /// What makes a request fail that may succeed if it is made again.
@@ -66,10 +67,26 @@ impl Faulty {
         place.fine(&gateway, &raw);
         let proxy = Proxy::start(&gateway);
         Faulty {
-            place,
+            place: Arc::new(place),
             proxy,
-            _gateway: gateway,
+            gateway: Arc::new(gateway),
         }
+    }
+
+    /// What has to wait for the end of all patience, at once: each case has a proxy of its own before the
+    /// same store, and a number.
+    fn side_by_side<T: Sync>(&self, cases: &[T], test: impl Fn(&Faulty, usize, &T) + Sync) {
+        let test = &test;
+        thread::scope(|scope| {
+            for (number, case) in cases.iter().enumerate() {
+                let faulty = Faulty {
+                    place: self.place.clone(),
+                    proxy: Proxy::start(&self.gateway),
+                    gateway: self.gateway.clone(),
+                };
+                scope.spawn(move || test(&faulty, number, case));
+            }
+        });
     }
 
     /// The node of an object; a server is given up soon.

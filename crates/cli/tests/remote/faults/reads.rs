@@ -45,10 +45,7 @@ fn what_fails_for_a_while_is_asked_for_again() {
 
 #[test]
 fn what_fails_for_good_is_told() {
-    let faulty = Faulty::new();
-    let raw = faulty.raw("disk.raw");
-    let words = ["convert", "-O", "raw", &raw, "copy"];
-    for (fault, message) in [
+    let cases = [
         (Fault::Reset, "the connection broke"),
         (
             Fault::Refused(503, "SlowDown"),
@@ -68,22 +65,28 @@ fn what_fails_for_good_is_told() {
             "the store sends other bytes than it was asked for",
         ),
         (Fault::NoRange, "the store knows no ranges"),
-    ] {
+    ];
+    Faulty::new().side_by_side(&cases, |faulty, number, &(fault, message)| {
         faulty.proxy.decide(reads(fault, usize::MAX));
-        faulty.refused(&words, message, fault);
+        let (raw, copy) = (faulty.raw("disk.raw"), format!("copy{number}"));
+        faulty.refused(&["convert", "-O", "raw", &raw, &copy], message, fault);
         // With pauses between them: 16 readers, in 12 seconds.
         let asked = faulty.count(Asked::is_read);
         assert!(asked < 800, "{fault:?}: {asked}");
-    }
-    // Where it is looked for, too.
-    for (fault, message) in [
+    });
+}
+
+#[test]
+fn who_cannot_look_for_an_object_is_told() {
+    let cases = [
         (Fault::Refused(503, "SlowDown"), "the store is busy (503)"),
         (Fault::Silence, "(option 'timeout')"),
         (Fault::Reset, "the connection broke"),
-    ] {
+    ];
+    Faulty::new().side_by_side(&cases, |faulty, _, &(fault, message)| {
         faulty.proxy.decide(move |_| fault);
-        faulty.refused(&["info", &raw], message, fault);
-    }
+        faulty.refused(&["info", &faulty.raw("disk.raw")], message, fault);
+    });
 }
 
 #[test]

@@ -85,29 +85,30 @@ fn parts_may_take_longer_to_be_sent_than_a_server_may_be_silent() {
 #[test]
 fn what_fails_for_good_changes_nothing() {
     let faulty = Faulty::new();
-    let target = faulty.object("disk.raw");
     write_random(&faulty, "new", 1, 20 << 20);
-    for (step, kind) in STEPS {
-        for (fault, message) in [
-            (
-                Fault::Refused(503, "SlowDown"),
-                "the store is busy (503); try again later",
-            ),
-            (Fault::Reset, "the connection broke"),
-        ] {
-            faulty.proxy.decide(move |asked| match kind(asked) {
-                true => fault,
-                false => Fault::Nothing,
-            });
-            faulty.refused(&put("new", &target), message, (step, fault));
-            assert!(faulty.has("disk.raw", "www/disk.raw"), "{step}: {fault:?}");
-            // What was sent takes no room any more.
-            let given_up = faulty.count(Asked::is_abort);
-            assert_eq!(given_up, usize::from(step != "begin"), "{step}: {fault:?}");
-            let asked = faulty.count(kind);
-            assert!((2..100).contains(&asked), "{step}: {fault:?}: {asked}");
-        }
-    }
+    let faults = [
+        (
+            Fault::Refused(503, "SlowDown"),
+            "the store is busy (503); try again later",
+        ),
+        (Fault::Reset, "the connection broke"),
+    ];
+    let cases = STEPS.map(|step| faults.map(|fault| (step, fault)));
+    let cases = cases.as_flattened();
+    faulty.side_by_side(cases, |faulty, _, &((step, kind), (fault, message))| {
+        faulty.proxy.decide(move |asked| match kind(asked) {
+            true => fault,
+            false => Fault::Nothing,
+        });
+        let target = faulty.object("disk.raw");
+        faulty.refused(&put("new", &target), message, (step, fault));
+        assert!(faulty.has("disk.raw", "www/disk.raw"), "{step}: {fault:?}");
+        // What was sent takes no room any more.
+        let given_up = faulty.count(Asked::is_abort);
+        assert_eq!(given_up, usize::from(step != "begin"), "{step}: {fault:?}");
+        let asked = faulty.count(kind);
+        assert!((2..100).contains(&asked), "{step}: {fault:?}: {asked}");
+    });
 }
 
 #[test]
