@@ -37,12 +37,13 @@ fn certificate(place: &Place, name: &str) {
     );
 }
 
-/// A server that shows a certificate which nobody has signed but itself.
-pub fn secure_nginx(place: &Place) -> Nginx {
+/// A server that shows a certificate which nobody has signed but itself; `more` goes into its
+/// configuration.
+pub fn secure_nginx(place: &Place, more: &str) -> Nginx {
     certificate(place, "server");
     let file = |name: &str| place.path(name).display().to_string();
     let more = format!(
-        "ssl_certificate {};\nssl_certificate_key {};\n",
+        "ssl_certificate {};\nssl_certificate_key {};\n{more}",
         file("server.pem"),
         file("server.key")
     );
@@ -52,7 +53,7 @@ pub fn secure_nginx(place: &Place) -> Nginx {
 #[test]
 fn a_server_has_to_prove_who_it_is() {
     let place = Place::with_disk();
-    let nginx = secure_nginx(&place);
+    let nginx = secure_nginx(&place, "");
     certificate(&place, "client");
     let file = |name: &str| place.path(name).display().to_string();
     let disk = format!("https://127.0.0.1:{}/disk.qcow2", nginx.port);
@@ -84,11 +85,9 @@ fn a_server_has_to_prove_who_it_is() {
     );
 
     // The other way round.
-    let more = format!(
-        "{more}ssl_verify_client on;\nssl_client_certificate {};\n",
-        file("client.pem")
-    );
-    let nginx = Nginx::start_as(&place, " ssl", &more);
+    let client = file("client.pem");
+    let more = format!("ssl_verify_client on;\nssl_client_certificate {client};\n");
+    let nginx = secure_nginx(&place, &more);
     let disk = format!("https://127.0.0.1:{}/disk.qcow2", nginx.port);
     let open = format!("driver=qcow2,file.driver=https,file.url={disk},file.sslverify=off");
     assert_eq!(

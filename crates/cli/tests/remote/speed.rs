@@ -177,7 +177,7 @@ fn conversions_from_far_away() {
     std::os::unix::fs::symlink(program, &ours).expect("a link");
     let is_secure = std::env::var_os("VELLUM_HTTPS").is_some();
     let (protocol, nginx) = match is_secure {
-        true => ("https", secure_nginx(&place)),
+        true => ("https", secure_nginx(&place, "")),
         false => ("http", Nginx::start(&place, "")),
     };
     let port = far_away(nginx.port);
