@@ -25,7 +25,6 @@ const FORMAT: &str = "qcow2";
 const SOCKET: &str = "http";
 /// How often they are read.
 const INTERVAL: Duration = Duration::from_secs(1);
-const LOOK_PAUSE: Duration = Duration::from_millis(20);
 /// One of the metrics of any daemon.
 const ONE: &str = "vellum_disks ";
 
@@ -122,7 +121,11 @@ fn measure(row: &Row, export: Export, program: &Program, scrapes: bool) -> Resul
         let scraper = scrapes.then(|| scope.spawn(|| scrape_until(&is_over, folder.path())));
         let measured = measure_disk(row, export, &server, 0);
         is_over.store(true, Ordering::Release);
-        (measured, scraper.map(|scraper| scraper.join()))
+        let scraped = scraper.map(|scraper| {
+            scraper.thread().unpark();
+            scraper.join()
+        });
+        (measured, scraped)
     });
     if let Some(scraped) = scraped {
         let scrapes = scraped.map_err(|_| anyhow!("the scraper has panicked"))??;
@@ -133,7 +136,8 @@ fn measure(row: &Row, export: Export, program: &Program, scrapes: bool) -> Resul
     Ok((measured.per_second, measured.cpu_us))
 }
 
-/// Reads the metrics each second; how often it did.
+/// Reads the metrics each second; how often it did. It sleeps between, until it is woken at the end: what it
+/// took of the processors would count as what metrics cost.
 fn scrape_until(is_over: &AtomicBool, folder: &Path) -> Result<u64> {
     let (mut scrapes, mut next) = (0, Instant::now());
     while !is_over.load(Ordering::Acquire) {
@@ -143,7 +147,7 @@ fn scrape_until(is_over: &AtomicBool, folder: &Path) -> Result<u64> {
             scrapes += 1;
             next += INTERVAL;
         }
-        std::thread::sleep(LOOK_PAUSE);
+        std::thread::park_timeout(next.saturating_duration_since(Instant::now()));
     }
     Ok(scrapes)
 }

@@ -40,8 +40,11 @@ impl Monitor {
         let output = child.stdout.take().context("no standard output")?;
         let (sender, lines) = channel();
         std::thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if sender.send(line).is_err() {
+            let mut output = BufReader::new(output);
+            let mut line = String::new();
+            // A kill may cut the last one off.
+            while output.read_line(&mut line).is_ok() && line.ends_with('\n') {
+                if sender.send(std::mem::take(&mut line)).is_err() {
                     return;
                 }
             }

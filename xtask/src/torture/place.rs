@@ -9,8 +9,9 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 /// A folder in memory, where the machine has one.
 const MEMORY_FOLDER: &str = "/dev/shm";
-/// Of the file system: the images of a disk, its backups, and what is read of them.
-const ROOM: &std::ffi::CStr = c"size=192M";
+/// Of the file system: the images of a disk, those that it has left, its backups, and what is read of them. With
+/// less, these alone could fill it, and requests that wait for room would wait for ever.
+const ROOM: &std::ffi::CStr = c"size=512M";
 
 /// A folder, which goes with this value.
 pub struct Place {
