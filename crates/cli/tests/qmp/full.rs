@@ -208,6 +208,29 @@ fn without_the_option_requests_fail_and_the_image_goes_on() {
     check(&place, "qcow2", &[(0, 2, 1)]);
 }
 
+/// A write that meets a full disk on its way into the page cache is no sync that has failed, although it is
+/// to be durable at once.
+#[test]
+fn a_write_that_is_to_be_durable_at_once_waits_for_room_too() {
+    let place = Place::new();
+    let disk = SmallDisk::new(&place);
+    let mut daemon = serve(&place, "qcow2", "");
+    // A cluster of which the file has the first piece alone.
+    let first = ["write -P 1 0 4k", "flush"].map(str::to_owned);
+    must_end_well(client(&place, &first));
+    disk.fill_but(0);
+    let durable = ["write -f -P 2 32k 4k", "flush"].map(str::to_owned);
+    let waits = client(&place, &durable);
+    daemon.event("BLOCK_IO_ERROR");
+    disk.make_room();
+    must_end_well(waits);
+    let read = ["read -P 1 0 4k", "read -P 2 32k 4k"].map(str::to_owned);
+    must_end_well(client(&place, &read));
+    must_end_well(client(&place, &writes(1, 2, 1)));
+    daemon.end();
+    check(&place, "qcow2", &[(1, 2, 1)]);
+}
+
 /// A daemon that is killed while its disk is full has everything that was flushed.
 #[test]
 fn what_was_flushed_outlives_a_kill_on_a_full_disk() {

@@ -39,10 +39,14 @@ impl File {
             .ranges
             .lock_for_write(self.alignment, offset_bytes, len_bytes)
             .await;
-        let buffers = self.write(offset_bytes, buffers, durable).await?;
-        if self.shares_errors(durable) {
-            self.descriptor.accept_sync("write", 0).await?;
+        if !self.shares_errors(durable) {
+            return self.write(offset_bytes, buffers, durable).await;
         }
+        // First into the page cache: a full disk is met by that alone. If the write that is durable met it,
+        // nobody could tell it from a failed sync, after which nothing of the file is believed any more.
+        let buffers = self.write(offset_bytes, buffers, false).await?;
+        let buffers = self.write(offset_bytes, buffers, durable).await?;
+        self.descriptor.accept_sync("write", 0).await?;
         Ok(buffers)
     }
 
