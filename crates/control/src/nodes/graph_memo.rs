@@ -38,7 +38,7 @@ pub(crate) struct Position {
 #[derive(Debug)]
 struct Filenames {
     backing_texts: Vec<Option<String>>,
-    filenames: Vec<Option<Arc<str>>>,
+    filenames: Arc<[Option<Arc<str>>]>,
 }
 
 /// See the module's head. All lists are in the order of the nodes' names.
@@ -79,7 +79,7 @@ impl GraphMemo {
     }
 
     /// Headers of images change without a change of the graph: what is in them is looked at each time.
-    pub(super) fn filenames(&mut self, named: &NamedNode) -> &[Option<Arc<str>>] {
+    pub(super) fn filenames(&mut self, named: &NamedNode) -> Arc<[Option<Arc<str>>]> {
         let opened = || named.nodes.values().map(|node| &node.opened);
         let is_so = |known: &Filenames| {
             let mut both = opened().zip(&known.backing_texts);
@@ -98,7 +98,7 @@ impl GraphMemo {
             find(),
             "names of files are remembered wrongly"
         );
-        &found.filenames
+        found.filenames.clone()
     }
 }
 
@@ -119,7 +119,7 @@ impl NamedNode {
     }
 
     /// What the files of nodes are called.
-    pub(super) fn filenames_of(&self, names: &[&str]) -> Vec<Option<Arc<str>>> {
+    pub(super) fn filenames_of(&self, names: &[&str]) -> Arc<[Option<Arc<str>>]> {
         let found = self.names_of(names, Naming::AsTheyStand);
         let names = names.iter().map(|name| found.get(name));
         names.map(|name| Some(name?.text().into())).collect()

@@ -127,7 +127,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) filenames: bool,
     /// Sizes, and what is taken of disks, for which files are asked.
     pub(crate) sizes: bool,
-    /// The order in which QEMU makes them.
+    /// The order in which QEMU makes them, where all are wanted.
     pub(crate) making: bool,
 }
 
@@ -277,7 +277,7 @@ impl NamedNode {
                 let positions = self.positions(&names);
                 let filenames = match wanted.filenames {
                     true => self.filenames_of(&names),
-                    false => Vec::new(),
+                    false => Arc::default(),
                 };
                 let nodes = names.iter().filter_map(|name| self.nodes.get(*name));
                 Inventory {
@@ -291,8 +291,8 @@ impl NamedNode {
     fn inventory_of_all(&mut self, wanted: Wanted<'_>) -> Inventory {
         let mut graph = self.graph.take(self.changes());
         let filenames = match wanted.filenames {
-            true => graph.filenames(self).to_vec(),
-            false => Vec::new(),
+            true => graph.filenames(self),
+            false => Arc::default(),
         };
         let making = match wanted.making {
             true => graph.making(self),

@@ -127,9 +127,7 @@ impl ObjectOptions {
             key: key.to_owned(),
         })
     }
-}
 
-impl ObjectOptions {
     /// What a store does not know of what the options say: it would be left out without a word.
     fn unknown_to(&self, kind: Kind) -> Option<&'static str> {
         let has_token = matches!(
