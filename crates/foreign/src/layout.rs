@@ -163,7 +163,7 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
     /// Finds host space for the block at an offset (a multiple of the block size) that is not wholly
     /// [`Place::Data`], and loads what [`Layout::link`] needs. A block that has space already, but holds
     /// only a part of its bytes, keeps its space. The device writes the whole block and links it
-    /// then, or fails; space that is not linked is lost until the image is closed.
+    /// then, or fails; space that is neither linked nor given back is lost until the image is closed.
     ///
     /// # Errors
     /// [`ErrorKind::NoSpace`] or [`ErrorKind::Unsupported`] where there is none.

@@ -1,4 +1,5 @@
-//! [`Places`]: places for blocks of one size, one behind another at the end of a file.
+//! [`Places`]: places for blocks of one size, one behind another at the end of a file; and [`FreePlaces`], those that
+//! were given back.
 
 use std::collections::BTreeSet;
 
@@ -9,8 +10,38 @@ pub(crate) struct Places {
     len_bytes: u64,
     /// Where the next new one begins.
     end_bytes: u64,
-    /// Before the end: given out, and given back.
-    free: BTreeSet<u64>,
+    free: FreePlaces,
+}
+
+/// Places that were given out and given back, as what was to be put there could not be written.
+#[derive(Debug, Default)]
+pub(crate) struct FreePlaces(BTreeSet<u64>);
+
+impl FreePlaces {
+    /// Takes a place back that nothing was put into, or nothing that counts.
+    pub(crate) fn give_back(&mut self, start: u64) {
+        self.0.insert(start);
+    }
+
+    /// The first one. Anything may be in it.
+    pub(crate) fn take(&mut self) -> Option<u64> {
+        self.0.pop_first()
+    }
+
+    /// Forgets all of them.
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Where the last place in use ends, if places of a length end at `end`. What is behind it has to become zeroes.
+    pub(crate) fn cut(&mut self, mut end: u64, len: u64) -> u64 {
+        while let Some(last) = end.checked_sub(len)
+            && self.0.remove(&last)
+        {
+            end = last;
+        }
+        end
+    }
 }
 
 /// A place for a block.
@@ -27,7 +58,7 @@ impl Places {
         Places {
             len_bytes,
             end_bytes,
-            free: BTreeSet::new(),
+            free: FreePlaces::default(),
         }
     }
 
@@ -38,7 +69,7 @@ impl Places {
 
     /// The place that is given out next, if all of it is below an offset.
     pub(crate) fn take_below(&mut self, most_bytes: u64) -> Option<NewPlace> {
-        if let Some(start_bytes) = self.free.pop_first() {
+        if let Some(start_bytes) = self.free.take() {
             return Some(NewPlace {
                 start_bytes,
                 is_new: false,
@@ -57,16 +88,12 @@ impl Places {
 
     /// Takes a place back that nothing was put into, or nothing that counts.
     pub(crate) fn give_back(&mut self, start_bytes: u64) {
-        self.free.insert(start_bytes);
+        self.free.give_back(start_bytes);
     }
 
     /// Has the end be where the last place ends that is in use. What is behind it has to become zeroes.
     pub(crate) fn cut(&mut self) {
-        while let Some(last) = self.end_bytes.checked_sub(self.len_bytes)
-            && self.free.remove(&last)
-        {
-            self.end_bytes = last;
-        }
+        self.end_bytes = self.free.cut(self.end_bytes, self.len_bytes);
     }
 }
 

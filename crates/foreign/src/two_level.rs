@@ -19,6 +19,7 @@ use crate::fields::barrier;
 use crate::joined::Joined;
 use crate::layout::{Place, Run};
 use crate::paged::{PagedTables, Patches, Table, Width};
+use crate::places::{FreePlaces, NewPlace};
 
 /// Tables are kept in memory up to this size.
 const BUDGET_BYTES: u64 = 16 << 20;
@@ -45,14 +46,22 @@ pub(crate) struct TwoLevel {
     file: Arc<dyn Storage>,
     shape: Shape,
     tables: PagedTables,
-    /// Where the next thing is put, in bytes of the file.
-    end_bytes: Mutex<u64>,
+    space: Mutex<Space>,
     /// Leaves that are being made, by the index of the entry that leads to them.
     making: Joined<u64, u64>,
     /// Leaves of the blocks that have host space and are not linked yet.
     leaves: Mutex<HashMap<u64, u64>>,
     /// Where the file ended when all was given up.
     cleared_end_bytes: Mutex<Option<u64>>,
+}
+
+/// What of the file is given out.
+#[derive(Debug)]
+struct Space {
+    /// Where the next thing is put, in bytes of the file.
+    end_bytes: u64,
+    /// Clusters before it that are not in use.
+    free: FreePlaces,
 }
 
 /// What leads nowhere.
@@ -67,7 +76,10 @@ impl TwoLevel {
             tables: PagedTables::new(file.clone(), shape.width, BUDGET_BYTES),
             file,
             shape,
-            end_bytes: Mutex::new(end_bytes),
+            space: Mutex::new(Space {
+                end_bytes,
+                free: FreePlaces::default(),
+            }),
             making: Joined::default(),
             leaves: Mutex::default(),
             cleared_end_bytes: Mutex::default(),
@@ -103,7 +115,7 @@ impl TwoLevel {
 
     /// Where the next thing would be put.
     pub(crate) fn end_bytes(&self) -> u64 {
-        *self.end_bytes.lock()
+        self.space.lock().end_bytes
     }
 
     /// The run at an offset. `place` gives the place of a cluster with an entry. `None` if something has to
@@ -177,7 +189,7 @@ impl TwoLevel {
 
     /// Takes space at the end of the file.
     pub(crate) fn reserve(&self, len_bytes: u64, align_bytes: u64) -> Result<u64> {
-        let mut end = self.end_bytes.lock();
+        let end = &mut self.space.lock().end_bytes;
         let start = end.checked_next_multiple_of(align_bytes);
         let next = start.and_then(|start| start.checked_add(len_bytes));
         match (start, next) {
@@ -212,18 +224,31 @@ impl TwoLevel {
         let zeroes = self
             .file
             .write_zeroes(leaf, len_bytes, ZeroFlags::default());
-        zeroes.await?;
+        if let Err(error) = zeroes.await {
+            let clusters = len_bytes / self.shape.cluster_bytes;
+            let free = &mut self.space.lock().free;
+            (0..clusters)
+                .for_each(|cluster| free.give_back(leaf + cluster * self.shape.cluster_bytes));
+            return Err(error);
+        }
         self.tables.set(self.shape.l1, l1_index, leaf);
         Ok(leaf)
     }
 
     /// Finds space for the cluster at an offset, and what leads to it.
-    pub(crate) async fn allocate(&self, offset_bytes: u64) -> Result<u64> {
+    pub(crate) async fn allocate(&self, offset_bytes: u64) -> Result<NewPlace> {
         let leaf = self.leaf_of(offset_bytes).await?;
         let cluster_bytes = self.shape.cluster_bytes;
-        let host = self.reserve(cluster_bytes, cluster_bytes)?;
+        let free = self.space.lock().free.take();
+        let place = NewPlace {
+            is_new: free.is_none(),
+            start_bytes: match free {
+                Some(start_bytes) => start_bytes,
+                None => self.reserve(cluster_bytes, cluster_bytes)?,
+            },
+        };
         self.leaves.lock().insert(offset_bytes, leaf);
-        Ok(host)
+        Ok(place)
     }
 
     /// Sets the entry of a cluster that was given space.
@@ -237,8 +262,9 @@ impl TwoLevel {
     }
 
     /// The cluster at an offset gets no entry for the space that was found for it.
-    pub(crate) fn give_back(&self, offset_bytes: u64) {
+    pub(crate) fn give_back(&self, offset_bytes: u64, start_bytes: u64) {
         self.leaves.lock().remove(&offset_bytes);
+        self.space.lock().free.give_back(start_bytes);
     }
 
     /// Sets the entry of any cluster.
@@ -272,24 +298,34 @@ impl TwoLevel {
         barrier(&*self.file).await?;
         self.tables.forget();
         // Whoever still reads what was given up finds it.
-        *self.cleared_end_bytes.lock() = Some(self.end_bytes());
+        let mut space = self.space.lock();
+        space.free.clear();
+        *self.cleared_end_bytes.lock() = Some(space.end_bytes);
         Ok(())
     }
 
-    /// Has the file be as long as what is in it: the last cluster may have been written in part, or
-    /// nothing is in it any more.
+    /// Has the file be as long as what is in it: the last cluster may have been written in part, was given back,
+    /// or nothing is in it any more.
     pub(crate) async fn fill_up(&self) -> Result<()> {
-        let cleared = self.cleared_end_bytes.lock().take();
-        if cleared == Some(self.end_bytes()) && self.file.capabilities().growable {
-            let l1 = self.shape.l1;
-            let end_bytes = l1.start_bytes + (l1.len * 8).next_multiple_of(512);
-            *self.end_bytes.lock() = end_bytes;
-            return self.file.truncate(end_bytes).await;
+        if !self.file.capabilities().growable {
+            return Ok(());
         }
-        let end_bytes = self.end_bytes();
-        match self.file.capabilities().growable && self.file.len_bytes()? < end_bytes {
-            true => self.file.truncate(end_bytes).await,
-            false => Ok(()),
+        let cleared = self.cleared_end_bytes.lock().take();
+        let (end_bytes, is_cut) = {
+            let mut space = self.space.lock();
+            let before_bytes = space.end_bytes;
+            space.end_bytes = match cleared == Some(before_bytes) {
+                true => {
+                    let l1 = self.shape.l1;
+                    l1.start_bytes + (l1.len * 8).next_multiple_of(512)
+                }
+                false => space.free.cut(before_bytes, self.shape.cluster_bytes),
+            };
+            (space.end_bytes, space.end_bytes < before_bytes)
+        };
+        match self.file.len_bytes()? {
+            len_bytes if len_bytes < end_bytes || is_cut => self.file.truncate(end_bytes).await,
+            _ => Ok(()),
         }
     }
 }

@@ -51,6 +51,7 @@ struct Inner {
     target: Option<String>,
     offset_bytes: Option<u64>,
     errno: Option<i32>,
+    is_failed_sync: bool,
     message: String,
     source: Option<Error>,
 }
@@ -70,6 +71,7 @@ impl Error {
             target: None,
             offset_bytes: None,
             errno: None,
+            is_failed_sync: false,
             message: message.into(),
             source: None,
         }))
@@ -113,6 +115,7 @@ impl Error {
                 target: old.target.clone(),
                 offset_bytes: old.offset_bytes,
                 errno: old.errno,
+                is_failed_sync: old.is_failed_sync,
                 message: old.message.clone(),
                 source: old.source.clone(),
             });
@@ -151,14 +154,20 @@ impl Error {
     /// error number, so it is not one that may be tried again ([`ErrorKind::NoSpace`]).
     #[must_use]
     pub fn of_failed_sync(mut self) -> Self {
-        if self.0.kind == ErrorKind::NoSpace {
-            let errno = self.errno();
-            self.edit(|inner| {
+        let errno = self.errno();
+        self.edit(|inner| {
+            inner.is_failed_sync = true;
+            if inner.kind == ErrorKind::NoSpace {
                 inner.kind = ErrorKind::Io;
                 inner.errno = Some(errno);
-            });
-        }
+            }
+        });
         self
+    }
+
+    /// Whether it is, or comes from, a sync that failed ([`Error::of_failed_sync`]).
+    pub fn is_failed_sync(&self) -> bool {
+        self.0.is_failed_sync
     }
 
     /// The same kind of failure seen from a higher level: `message` and
@@ -171,6 +180,7 @@ impl Error {
             target: None,
             offset_bytes: None,
             errno: self.0.errno,
+            is_failed_sync: self.0.is_failed_sync,
             message: message.into(),
             source: Some(self),
         }))

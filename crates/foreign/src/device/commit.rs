@@ -72,17 +72,9 @@ impl<L: Layout> Core<L> {
     }
 
     /// Rule 11: what a barrier that failed has lost nobody knows, so no later one may say that all is
-    /// well.
+    /// well. Whatever else fails on the way to a place for a block has changed nothing that counts.
     pub(super) fn note_failed_barrier(&self, error: &Error) {
-        let is_refusal = matches!(
-            error.kind(),
-            ErrorKind::Unsupported
-                | ErrorKind::ReadOnly
-                | ErrorKind::InvalidArgument
-                | ErrorKind::NoSpace
-                | ErrorKind::Corrupt
-        );
-        if !is_refusal {
+        if error.is_failed_sync() {
             self.fail_stop(error);
         }
     }

@@ -14,6 +14,7 @@ use crate::clusters::Clusters;
 use crate::facts::StoredBitmap;
 use crate::fields::{barrier, read_at, write_at};
 use crate::paged::{PagedTables, Patches, Width};
+use crate::places::FreePlaces;
 use crate::{Layout, NewBlock, Place, Run};
 
 /// The table is kept in memory up to this size.
@@ -29,6 +30,8 @@ pub(super) struct Used {
     count: u64,
     /// Where to look for a cluster that is not in use: all before it are.
     cursor: u64,
+    /// Clusters that were taken and are not in use.
+    free: FreePlaces,
     /// Entries lead out of the file, or two to one place.
     pub(super) is_damaged: bool,
 }
@@ -74,8 +77,11 @@ impl Used {
         Ok(used)
     }
 
-    /// Takes a cluster that nothing leads to since the image was opened.
-    fn take(&mut self) -> u64 {
+    /// Takes a cluster that nothing leads to since the image was opened, and whether nobody took it before.
+    fn take(&mut self) -> (u64, bool) {
+        if let Some(cluster) = self.free.take() {
+            return (cluster, false);
+        }
         while self.cursor < self.count && self.clusters.contains(self.cursor) {
             self.cursor += 1;
         }
@@ -83,7 +89,7 @@ impl Used {
         self.clusters.insert(cluster);
         self.cursor += 1;
         self.count = self.count.max(self.cursor);
-        cluster
+        (cluster, true)
     }
 }
 
@@ -146,7 +152,7 @@ impl ParallelsLayout {
     }
 
     /// Takes the place of a cluster away; `false` if it has none.
-    async fn give_back(&self, offset_bytes: u64) -> Result<bool> {
+    async fn unmap(&self, offset_bytes: u64) -> Result<bool> {
         let header = self.header();
         let index = offset_bytes / self.cluster_bytes;
         let host = header.offset_bytes(self.table.fetch(header.table(), index).await?);
@@ -251,7 +257,7 @@ impl Layout for ParallelsLayout {
         let State { header, used, .. } = &mut *state;
         let message = "the image has no place for another cluster";
         let full = || Error::new(ErrorKind::NoSpace, "write", message);
-        let cluster = used.as_mut().ok_or_else(full)?.take();
+        let (cluster, is_new) = used.as_mut().ok_or_else(full)?.take();
         let host = header.cluster_offset_bytes(cluster);
         if header.entry(host).is_none() {
             return Err(full());
@@ -261,8 +267,17 @@ impl Layout for ParallelsLayout {
         Ok(NewBlock {
             file: 0,
             offset_bytes: host,
-            reads_as_zeroes: has_zero_init && host >= self.len_bytes,
+            reads_as_zeroes: has_zero_init && is_new && host >= self.len_bytes,
         })
+    }
+
+    fn give_back(&self, _offset_bytes: u64, block: NewBlock) {
+        let mut state = self.state.lock();
+        let cluster = state.header.cluster_at(block.offset_bytes);
+        if let Some(used) = &mut state.used {
+            used.free.give_back(cluster);
+        }
+        state.has_freed = true;
     }
 
     fn link(&self, offset_bytes: u64, block: NewBlock) -> Result<()> {
@@ -275,7 +290,7 @@ impl Layout for ParallelsLayout {
 
     async fn zero(&self, offset_bytes: u64, _shows_backing: bool, _unmap: bool) -> Result<bool> {
         // As in QEMU: the format has no other way to say it.
-        self.give_back(offset_bytes).await
+        self.unmap(offset_bytes).await
     }
 
     fn can_discard(&self) -> bool {
@@ -283,7 +298,7 @@ impl Layout for ParallelsLayout {
     }
 
     async fn discard(&self, offset_bytes: u64, _shows_backing: bool) -> Result<bool> {
-        self.give_back(offset_bytes).await
+        self.unmap(offset_bytes).await
     }
 
     fn take_changes(&self) -> Option<ParallelsChanges> {

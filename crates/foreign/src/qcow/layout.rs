@@ -111,18 +111,19 @@ impl Layout for QcowLayout {
     }
 
     async fn allocate(&self, offset_bytes: u64) -> Result<NewBlock> {
-        let host = self.tables.allocate(offset_bytes).await?;
+        let place = self.tables.allocate(offset_bytes).await?;
         Ok(NewBlock {
             file: 0,
-            offset_bytes: host,
-            // It lies behind all that the file ever had. Zeroes that are decrypted are none.
-            reads_as_zeroes: self.files[0].capabilities().has_zero_init
+            offset_bytes: place.start_bytes,
+            // A new one lies behind all that the file ever had. Zeroes that are decrypted are none.
+            reads_as_zeroes: place.is_new
+                && self.files[0].capabilities().has_zero_init
                 && !self.encryption.is_some(),
         })
     }
 
-    fn give_back(&self, offset_bytes: u64, _block: NewBlock) {
-        self.tables.give_back(offset_bytes);
+    fn give_back(&self, offset_bytes: u64, block: NewBlock) {
+        self.tables.give_back(offset_bytes, block.offset_bytes);
     }
 
     fn link(&self, offset_bytes: u64, block: NewBlock) -> Result<()> {

@@ -111,17 +111,17 @@ impl Layout for QedLayout {
     }
 
     async fn allocate(&self, offset_bytes: u64) -> Result<NewBlock> {
-        let host = self.tables.allocate(offset_bytes).await?;
+        let place = self.tables.allocate(offset_bytes).await?;
         let has_zero_init = self.files[0].capabilities().has_zero_init;
         Ok(NewBlock {
             file: 0,
-            offset_bytes: host,
-            reads_as_zeroes: has_zero_init && host >= self.len_bytes,
+            offset_bytes: place.start_bytes,
+            reads_as_zeroes: has_zero_init && place.is_new && place.start_bytes >= self.len_bytes,
         })
     }
 
-    fn give_back(&self, offset_bytes: u64, _block: NewBlock) {
-        self.tables.give_back(offset_bytes);
+    fn give_back(&self, offset_bytes: u64, block: NewBlock) {
+        self.tables.give_back(offset_bytes, block.offset_bytes);
     }
 
     fn link(&self, offset_bytes: u64, block: NewBlock) -> Result<()> {

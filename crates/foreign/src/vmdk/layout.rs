@@ -316,13 +316,12 @@ impl Layout for VmdkLayout {
         }
         let file = self.storage(extent.file)?;
         self.pin_grain(offset_bytes).await?;
-        let grain_sectors = sparse.geometry.grain_sectors;
-        let taken = sparse.take_sectors(grain_sectors, grain_sectors);
-        let sector = taken.inspect_err(|_| self.tables.unpin(key))?;
+        let taken = sparse.take_grain(&**file);
+        let (sector, reads_as_zeroes) = taken.inspect_err(|_| self.tables.unpin(key))?;
         Ok(NewBlock {
             file: extent.file,
             offset_bytes: sector * SECTOR_BYTES,
-            reads_as_zeroes: sparse.is_fresh(&**file, sector),
+            reads_as_zeroes,
         })
     }
 
@@ -332,10 +331,10 @@ impl Layout for VmdkLayout {
         self.set_pinned(offset_bytes, sector)
     }
 
-    fn give_back(&self, offset_bytes: u64, _block: NewBlock) {
-        // The grain is lost; its table need not stay in memory for it.
-        if let Ok((_, _, key, _)) = self.entry_of(offset_bytes) {
+    fn give_back(&self, offset_bytes: u64, block: NewBlock) {
+        if let Ok((_, sparse, key, _)) = self.entry_of(offset_bytes) {
             self.tables.unpin(key);
+            sparse.give_back(block.offset_bytes / SECTOR_BYTES);
         }
     }
 
@@ -435,9 +434,13 @@ impl Layout for VmdkLayout {
     }
 
     async fn end_changes(&self) -> Result<()> {
-        for extent in self.extents.iter().filter(|extent| extent.is_compressed()) {
+        for extent in &self.extents {
             if let Some(sparse) = extent.sparse() {
-                sparse.end_stream(&**self.storage(extent.file)?).await?;
+                let file = &**self.storage(extent.file)?;
+                match sparse.compressed {
+                    true => sparse.end_stream(file).await?,
+                    false => sparse.cut(file).await?,
+                }
             }
         }
         Ok(())

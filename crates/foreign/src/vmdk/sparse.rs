@@ -1,14 +1,15 @@
 //! [`Sparse`]: an extent with tables, opened: where its grains are, and where new ones go.
 //!
-//! Called by `open`, by the layout and by checks. Reads headers, directories and tables, and writes nothing.
+//! Called by `open`, by the layout and by checks. Reads headers, directories and tables, and writes nothing of them.
 //!
 //! Invariants:
 //! - The memory of a directory is bounded by the file's length, and by QEMU's bound.
-//! - A sector that is given out as new lies behind everything that was in the file when it was
+//! - A sector that is given out lies behind everything that was in the file when it was
 //!   opened, so no table and no grain is in it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
 use vellum::{Buffer, Error, ErrorKind, Result, Storage};
 
 use super::header::{
@@ -20,6 +21,7 @@ use super::tables::{Key, Tables};
 use super::turns::Turns;
 use crate::fields::read_at;
 use crate::layout::{Place, Run};
+use crate::places::FreePlaces;
 
 /// Directories are read in pieces of this size.
 const READ_BYTES: u64 = 1 << 20;
@@ -56,6 +58,8 @@ pub(super) struct Sparse {
     file_bytes: u64,
     /// The first sector behind everything that is in use.
     next_sector: AtomicU64,
+    /// Sectors before it where grains begin that are not in use.
+    free: Mutex<FreePlaces>,
     /// It may be changed: then no entry may lead to where new grains are put.
     writable: bool,
     /// Who compresses.
@@ -167,6 +171,7 @@ impl Sparse {
             redundant: Vec::new(),
             file_bytes,
             next_sector: AtomicU64::new(file_bytes.div_ceil(SECTOR_BYTES)),
+            free: Mutex::default(),
             writable: false,
             turns: Turns::default(),
         })
@@ -338,6 +343,42 @@ impl Sparse {
         })
     }
 
+    /// Gives out the sectors of a grain, and whether they read as zeroes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`] where no entry could lead there.
+    pub(super) fn take_grain(&self, file: &dyn Storage) -> Result<(u64, bool)> {
+        if let Some(sector) = self.free.lock().take() {
+            return Ok((sector, false));
+        }
+        let grain_sectors = self.geometry.grain_sectors;
+        let sector = self.take_sectors(grain_sectors, grain_sectors)?;
+        Ok((sector, self.is_fresh(file, sector)))
+    }
+
+    /// Takes back the sectors of a grain that no entry leads to.
+    pub(super) fn give_back(&self, sector: u64) {
+        self.free.lock().give_back(sector);
+    }
+
+    /// Cuts off what was given back at the end of the file. Nobody takes sectors meanwhile.
+    pub(super) async fn cut(&self, file: &dyn Storage) -> Result<()> {
+        if !file.capabilities().growable {
+            return Ok(());
+        }
+        let before = self.end_sector();
+        let end = self.free.lock().cut(before, self.geometry.grain_sectors);
+        if end == before {
+            return Ok(());
+        }
+        self.continue_at(end);
+        let end_bytes = end * SECTOR_BYTES;
+        match file.len_bytes()? > end_bytes {
+            true => file.truncate(end_bytes).await,
+            false => Ok(()),
+        }
+    }
+
     /// Gives out `sectors` at a multiple of `alignment_sectors`.
     ///
     /// # Errors
@@ -374,7 +415,7 @@ impl Sparse {
     }
 
     /// Whether a range behind the end of what was in the file reads as zeroes.
-    pub(super) fn is_fresh(&self, file: &dyn Storage, sector: u64) -> bool {
+    fn is_fresh(&self, file: &dyn Storage, sector: u64) -> bool {
         let capabilities = file.capabilities();
         capabilities.has_zero_init
             && capabilities.growable

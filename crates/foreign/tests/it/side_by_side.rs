@@ -188,10 +188,38 @@ async fn len_after_write(format: &str, fails: bool) -> usize {
 
 #[test]
 fn a_place_whose_block_was_not_written_is_given_out_again() {
-    for format in ["vdi", "vhdx", "vpc"] {
+    for format in ["parallels", "qcow", "qed", "vdi", "vhdx", "vmdk", "vpc"] {
         run(async {
             let straight = len_after_write(format, false).await;
             assert_eq!(len_after_write(format, true).await, straight, "{format}");
         });
+    }
+}
+
+#[test]
+fn a_growth_that_fails_is_the_failure_of_one_request() {
+    const EIO: i32 = 5;
+    const EFBIG: i32 = 27;
+    for (format, growth) in [
+        ("vhdx", Operation::Truncate),
+        // The footer behind the blocks to come.
+        ("vpc", Operation::Write),
+    ] {
+        for errno in [EIO, EFBIG] {
+            run(async {
+                let memory = create(format, SIZE_BYTES).await;
+                let file = FaultStorage::new(memory);
+                let device = open(format, file.clone()).await;
+                write(&*device, 0, 9).await.unwrap();
+                device.flush().await.unwrap();
+                file.fail(Matching::operation(growth), 0, Times::Once, errno);
+                let error = write(&*device, 20 * MIB, 1).await.unwrap_err();
+                assert_eq!(error.errno(), errno, "{format}: {error}");
+                write(&*device, 20 * MIB, 1).await.unwrap();
+                device.flush().await.unwrap();
+                assert_reads(&*device, 20 * MIB, 1).await;
+                device.close().await.unwrap();
+            });
+        }
     }
 }
