@@ -62,14 +62,11 @@ impl Image {
         self.write_back_locked_range(start..end).await?;
         let mut anew = Anew::default();
         let placed = self.place_all(start..end, limit, &mut anew).await;
-        let written = match placed {
-            Ok(has_room) => {
-                let appender = &self.compressed_writes.appender;
-                appender.write(&anew.appended).await.map(|()| has_room)
-            }
-            Err(error) => Err(error),
-        };
-        let moved = match written {
+        // Also where that has failed: else these bytes would go out with those of others, to places that
+        // are somebody else's by then.
+        let appender = &self.compressed_writes.appender;
+        let written = appender.write(&anew.appended).await;
+        let moved = match placed.and_then(|has_room| written.map(|()| has_room)) {
             Ok(has_room) => self
                 .link_anew(&mut anew)
                 .await
