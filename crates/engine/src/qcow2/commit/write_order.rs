@@ -194,13 +194,11 @@ impl Commits {
     /// for those that read now. `None`: some still read.
     pub(super) fn take_quiescent(&self, readers: &Epochs) -> Option<Vec<DroppedRun>> {
         let mut lists = self.lists();
-        if !readers.previous_is_over() {
-            return None;
-        }
+        let quiet = readers.quiet()?;
         let ready = std::mem::take(&mut lists.quiescing);
-        if !lists.durable.is_empty() {
+        // Where somebody else has just begun an epoch, its turn comes with the next one.
+        if !lists.durable.is_empty() && readers.advance(quiet) {
             lists.quiescing = std::mem::take(&mut lists.durable);
-            readers.advance();
         }
         Some(ready)
     }

@@ -45,6 +45,24 @@ fn what_reads_look_at_stays_until_they_have_ended() {
     });
 }
 
+/// As snapshots beside a compaction.
+#[test]
+fn two_may_wait_at_once() {
+    explore(|| {
+        let world = Arc::new(World::default());
+        let reading = {
+            let world = world.clone();
+            thread::spawn(move || (0..2).for_each(|_| world.read()))
+        };
+        let changing = {
+            let world = world.clone();
+            thread::spawn(move || world.change(1))
+        };
+        world.change(2);
+        join([reading, changing]);
+    });
+}
+
 /// As guests do that always have something to read.
 #[test]
 fn reads_that_entered_later_hold_nobody_up() {
@@ -67,7 +85,9 @@ fn reads_that_entered_later_hold_nobody_up() {
                 drop(reading);
             })
         });
-        world.epochs.advance();
+        if let Some(quiet) = world.epochs.quiet() {
+            world.epochs.advance(quiet);
+        }
         block_on(world.epochs.wait_for_previous());
         world.over.store(true, SeqCst);
         world.ended.notify(usize::MAX);

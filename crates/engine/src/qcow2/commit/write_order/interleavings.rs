@@ -93,6 +93,27 @@ fn dropped_clusters_wait_for_their_readers_and_all_are_given_back() {
     });
 }
 
+/// As beside a compaction, which waits for reads outside of the commits.
+#[test]
+fn who_waits_beside_commits_has_nothing_given_back_too_early() {
+    explore(|| {
+        let clusters = Arc::new(Clusters::default());
+        let reading = {
+            let clusters = clusters.clone();
+            thread::spawn(move || (0..2).for_each(|_| clusters.read()))
+        };
+        let waiting = {
+            let clusters = clusters.clone();
+            thread::spawn(move || block_on(clusters.epochs.wait_for_all()))
+        };
+        clusters.replace(1);
+        clusters.commit();
+        clusters.replace(2);
+        clusters.commit();
+        join([reading, waiting]);
+    });
+}
+
 /// Data, entries that lead to it, and what of both is on disk.
 #[derive(Default)]
 struct Disk {
