@@ -39,3 +39,47 @@ impl Image {
         self.commit_and(durable).await
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use vellum_io::{Buffer, lane};
+    use vellum_storage::MemStorage;
+    use vellum_storage::wrap::{Matching, Operation, TraceStorage};
+
+    use crate::gate::DenyAll;
+    use crate::qcow2::create::{CreateOptions, create};
+    use crate::qcow2::{OpenOptions, Qcow2};
+    use crate::{BlockDevice, RequestFlags};
+
+    use super::*;
+
+    /// Flushes that wait for the commits' turn have their share in it: what was written in place must be durable,
+    /// although no mapping has changed and the work itself makes nothing so.
+    #[test]
+    fn what_was_written_in_place_is_made_durable_before() {
+        lane::block_on(async {
+            let file = TraceStorage::new(Arc::new(MemStorage::new()));
+            let options = CreateOptions::default().size_bytes(1 << 20);
+            let created = create(file.clone(), None, &options).await;
+            created.expect("created");
+            let image = Qcow2::open(file.clone(), Arc::new(DenyAll), OpenOptions::default());
+            let image = image.await.expect("opened");
+            let write = || image.write(0, Buffer::copy_of(&[1; 512]), RequestFlags::default());
+            write().await.expect("written");
+            image.flush().await.expect("flushed");
+            file.take();
+            write().await.expect("written in place");
+            let nothing = image.image.exclusively("test", async { Ok(()) });
+            nothing.await.expect("done");
+            let records = file.take();
+            let last = |operation| {
+                let matching = Matching::operation(operation);
+                records
+                    .iter()
+                    .rposition(|record| matching.accepts(&record.call))
+            };
+            assert!(last(Operation::Flush) > last(Operation::Write));
+            image.close().await.expect("closed");
+        });
+    }
+}

@@ -14,6 +14,7 @@ use vellum::qcow2::{
 };
 use vellum::{BlockDevice, Buffer, Buffers, Io, RequestFlags, Storage, ZeroRequest};
 use vellum_io::{lane, spawn};
+use vellum_storage::wrap::{DelayStorage, FaultStorage, Matching, Operation, Times};
 use vellum_storage::{MemStorage, WriteFlags};
 
 const KIB: u64 = 1 << 10;
@@ -343,6 +344,87 @@ fn clusters_of_requests_that_run_are_no_leaks() {
         assert_eq!(leaked_bytes.expect("surveyed"), 0);
         drop(compaction);
         guest.image.close().await.expect("closed");
+    });
+}
+
+/// Counting looks at every refcount block of the image; nobody waits for that.
+#[test]
+fn guests_go_on_while_leaks_are_counted() {
+    lane::block_on(async {
+        let shape = Shape {
+            size_bytes: 24 << 20,
+            ..PLAIN
+        };
+        let memory = Arc::new(MemStorage::new());
+        let mut guest = Guest::new(Random::new(7), shape, memory.clone()).await;
+        guest.write(0, 24 << 20, false).await;
+        guest.image.close().await.expect("closed");
+        let bytes = memory.snapshot();
+        let number = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+        let table = number(48) as usize;
+        let second_block = number(table + 8);
+        let file = DelayStorage::new(memory);
+        let options = OpenOptions::default();
+        let image = Qcow2::open(file.clone(), Arc::new(DenyAll), options).await;
+        let image = image.expect("opened");
+        let compaction = image.compact().await.expect("begun");
+        let block = second_block..second_block + shape.cluster_bytes;
+        let held = file.hold(Matching::operation(Operation::Read).touching(block));
+        let goes_on = async {
+            held.arrived().await;
+            let bytes = Buffer::copy_of(&guest.content[..4096]);
+            let written = image.write(0, bytes, RequestFlags::default()).await;
+            written.expect("written");
+            image.flush().await.expect("flushed");
+            held.release();
+        };
+        let (leaked_bytes, ()) = futures_util::join!(compaction.leaked_bytes(), goes_on);
+        assert_eq!(leaked_bytes.expect("surveyed"), 0);
+        drop(compaction);
+        image.close().await.expect("closed");
+    });
+}
+
+/// One that fails at any read leaves no bytes behind that would be written where others are by then.
+#[test]
+fn a_compaction_that_fails_writes_nothing_later() {
+    const READ_ERROR: i32 = 5;
+    let fails_at = |number| async move {
+        let file = FaultStorage::new(Arc::new(MemStorage::new()));
+        let mut guest = Guest::new(Random::new(6), PLAIN, file.clone()).await;
+        guest.write(0, 2 << 20, false).await;
+        guest.write(3 << 20, 64 * KIB, true).await;
+        guest.image.flush().await.expect("flushed");
+        guest.image.discard(0, 1 << 20).await.expect("discarded");
+        guest.content[..1 << 20].fill(0);
+        guest.image.flush().await.expect("flushed");
+        let mut compaction = guest.image.compact().await.expect("begun");
+        let reads = Matching::operation(Operation::Read);
+        file.fail(reads, number, Times::Once, READ_ERROR);
+        let has_failed = loop {
+            match compaction.step().await {
+                Ok(Some(_)) => {}
+                Ok(None) => break false,
+                Err(_) => break true,
+            }
+        };
+        drop(compaction);
+        file.heal();
+        // Goes to where the first one was about to put something.
+        guest.write(0, 1 << 20, false).await;
+        guest.image.flush().await.expect("flushed");
+        guest.compact(false).await;
+        guest.verify(&guest.image).await;
+        guest.image.close().await.expect("closed");
+        guest.used_of(&(file as Arc<dyn Storage>)).await;
+        has_failed
+    };
+    lane::block_on(async move {
+        let mut number = 0;
+        while fails_at(number).await {
+            number += 1;
+        }
+        assert!(number > 16, "{number}");
     });
 }
 

@@ -128,40 +128,6 @@ impl Allocator {
             refcount_durable: false,
         }))
     }
-
-    /// As [`Self::used_clusters`], of those alone that somebody has asked for. For whoever holds back
-    /// all that allocate or give up.
-    ///
-    /// # Errors
-    /// When the refcounts cannot be read, or a count is zero already.
-    pub(crate) async fn settled_used_clusters(&self) -> Result<u64> {
-        // What counts ahead in the background comes to its end.
-        let _one = self.growing.lock().await;
-        self.empty_reserve().await?;
-        let used = self.used_clusters().await?;
-        // What goes on in the background may have filled it again.
-        let state = self.state();
-        let deferred = state.deferred_decrements.iter();
-        let deferred: u64 = deferred.map(|run| run.end - run.start).sum();
-        Ok(used.saturating_sub(state.reserve.clusters() + deferred))
-    }
-
-    /// How many clusters are counted as used.
-    ///
-    /// # Errors
-    /// When the refcounts cannot be read.
-    pub(crate) async fn used_clusters(&self) -> Result<u64> {
-        let refcounts = &self.refcounts;
-        let per_slice = refcounts.entries_per_slice();
-        let blocks = refcounts.table().entries.used().len() as u64;
-        let counted = blocks * refcounts.geometry.refcount_block_entries();
-        let (mut used, mut at) = (0, 0);
-        while at < counted {
-            used += refcounts.count_used(at..at + per_slice).await?;
-            at += per_slice;
-        }
-        Ok(used)
-    }
 }
 
 /// What must be looked at before it is certain that nothing is free below `limit`.

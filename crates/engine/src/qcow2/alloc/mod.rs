@@ -16,6 +16,7 @@
 //! | [`refcounts`] | the refcount table in memory, refcount blocks through the cache |
 //! | [`reserve`] | clusters that are counted as used and that nobody uses yet |
 //! | [`scan`] | finds the free clusters of an image that is opened |
+//! | [`used`] | how many clusters are in use, counted while others allocate |
 //! | [`unwritten`] | subclusters on disk that were never written: nothing need be written around the first bytes of these |
 //!
 //! Invariant: a count on disk is never lower than the references on disk; a cluster that was freed
@@ -37,3 +38,4 @@ pub(crate) mod refcounts;
 pub(crate) mod reserve;
 pub(crate) mod scan;
 pub(crate) mod unwritten;
+pub(crate) mod used;

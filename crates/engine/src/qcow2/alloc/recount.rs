@@ -47,7 +47,7 @@ impl Refcounts {
             };
             let left_in_slice = self.entries_per_slice() - place.index as u64;
             let count = (run.end - run.start).min(left_in_slice);
-            let lowered = self.cache.update(place.key, |block| {
+            let lowered = self.change(place.key, |block| {
                 let mut lowered = Lowered::default();
                 for cluster in run.start..run.start + count {
                     let index = place.index + (cluster - run.start) as usize;
@@ -87,7 +87,7 @@ impl Refcounts {
             let Some(place) = self.place(cluster)? else {
                 return Err(underflow(cluster.index()));
             };
-            let raised = self.cache.update(place.key, |block| {
+            let raised = self.change(place.key, |block| {
                 let new = refcount::get(block, order, place.index).checked_add(by)?;
                 refcount::set(block, order, place.index, new).then_some(new)
             });

@@ -18,6 +18,7 @@ use vellum_io::{Buffer, Buffers, Result};
 use vellum_storage::{Event, Storage, WriteFlags};
 
 use super::host_room::HostRoom;
+use super::used::ChangedSlices;
 use crate::debug_events::emit;
 use crate::qcow2::header::load::read_bytes;
 use crate::qcow2::integrity::errors::bad_entry;
@@ -118,6 +119,7 @@ pub(crate) struct Refcounts {
     /// Knows all refcount blocks, and the table.
     pub(crate) overlap: Arc<OverlapMap>,
     writeback: async_lock::Mutex<()>,
+    pub(super) changed_slices: ChangedSlices,
     /// Which pieces of blocks have their room.
     room: HostRoom,
 }
@@ -161,6 +163,7 @@ impl Refcounts {
             table: Mutex::new(table),
             overlap,
             writeback: async_lock::Mutex::new(()),
+            changed_slices: ChangedSlices::default(),
             room: HostRoom::new(&geometry),
         }
     }
@@ -173,6 +176,10 @@ impl Refcounts {
     /// Enters a new refcount block into the table in memory.
     pub(crate) fn enter_block(&self, index: usize, block: HostOffset) {
         self.overlap.add_block(block);
+        let end = block.bytes() + self.geometry.cluster_size_bytes();
+        for slice in (block.bytes()..end).step_by(self.cache.table_bytes()) {
+            self.changed_slices.note(slice);
+        }
         self.table()
             .entries
             .replace(index, RefcountTableEntry::new(block));
@@ -270,6 +277,14 @@ impl Refcounts {
         Ok(bytes)
     }
 
+    /// Changes a slice of a refcount block; `None`: it is not in memory.
+    pub(super) fn change<T>(&self, key: u64, change: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
+        self.cache.update(key, |block| {
+            self.changed_slices.note(key);
+            change(block)
+        })
+    }
+
     /// Writes all dirty blocks; no barrier.
     pub(crate) async fn write_back(&self) -> Result<()> {
         let _turn = self.writeback.lock().await;
@@ -318,7 +333,7 @@ impl Refcounts {
     /// memory.
     pub(crate) fn take(&self, key: u64, run: Range<usize>) -> bool {
         let order = self.geometry.refcount_order;
-        let taken = self.cache.update(key, |block| {
+        let taken = self.change(key, |block| {
             run.into_iter()
                 .all(|index| refcount::set(block, order, index, 1))
         });

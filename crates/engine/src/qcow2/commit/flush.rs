@@ -157,8 +157,8 @@ impl Image {
         }
     }
 
-    /// Does `work`, which makes everything durable before it succeeds, before any other
-    /// commit begins, and after one of its own if the mapping has changed.
+    /// Does `work` after a commit of its own, and before any other begins. Those who wait for a commit meanwhile
+    /// have had theirs, whatever becomes of the work.
     pub(crate) async fn commit_and<T>(
         self: &Arc<Self>,
         work: impl Future<Output = Result<T>>,
@@ -169,20 +169,11 @@ impl Image {
             }
         };
         let mut unfinished = UnfinishedCommit(Some(self));
-        let clean =
-            self.l2.is_clean() && self.l1.is_clean() && self.commits.lists().not_durable.is_empty();
-        let mut committed = match clean {
-            true => self.fail_stop.check("flush", &self.name),
-            false => self.run_commit().await,
-        };
+        let committed = self.run_commit().await;
         let result = match &committed {
             Ok(()) => work.await,
             Err(error) => Err(error.clone()),
         };
-        if clean && committed.is_ok() && result.is_err() {
-            // Those who wait for a commit were promised one.
-            committed = self.run_commit().await;
-        }
         unfinished.0 = None;
         let committed = leader.end(committed);
         result.and_then(|done| committed.map(|()| done))

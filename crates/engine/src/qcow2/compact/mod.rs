@@ -219,8 +219,10 @@ impl Compaction {
     /// What reading and writing report, and what [`survey`] refuses.
     pub async fn leaked_bytes(&self) -> Result<u64> {
         let counted = self.image.start_change(|image| async move {
+            // Most of it before others are held up: it takes as long as the image is large.
+            let count = image.allocator.count_used().await?;
             let counting = async {
-                let used = image.allocator.settled_used_clusters().await?;
+                let used = image.allocator.settled_used_clusters(count).await?;
                 Ok((used, image.commits.ever_dropped_clusters()))
             };
             let counted = image.exclusively("compact", counting).await?;
