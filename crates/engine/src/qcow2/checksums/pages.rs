@@ -168,23 +168,23 @@ impl Checksums {
         if !self.has_changed.load(Ordering::Relaxed) {
             self.has_changed.store(true, Ordering::Relaxed);
         }
-        let mut is_open = true;
         for page in pages {
             page.changed_at.store(now, Ordering::Relaxed);
-            is_open &= !page.is_settled();
         }
-        if is_open {
-            return Ok(());
-        }
-        let settled = pages.iter().filter(|page| page.is_settled()).cloned();
-        self.wanted.lock().extend(settled);
-        match self.opening.join().await {
-            Role::Follower(result) => result,
-            Role::Leader(leader) => {
-                let wanted = std::mem::take(&mut *self.wanted.lock());
-                leader.end(self.open_wanted(&wanted).await)
+        // What a turn that has ended well has opened may have been others' pages: one that had these may
+        // have failed before.
+        while pages.iter().any(|page| page.is_settled()) {
+            let settled = pages.iter().filter(|page| page.is_settled()).cloned();
+            self.wanted.lock().extend(settled);
+            match self.opening.join().await {
+                Role::Follower(result) => result?,
+                Role::Leader(leader) => {
+                    let wanted = std::mem::take(&mut *self.wanted.lock());
+                    leader.end(self.open_wanted(&wanted).await)?;
+                }
             }
         }
+        Ok(())
     }
 
     async fn open_wanted(&self, pages: &[Arc<Page>]) -> Result<()> {

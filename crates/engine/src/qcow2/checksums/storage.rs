@@ -153,6 +153,7 @@ impl Checksums {
                 .discard(range.start, range.end - range.start)
                 .await?;
         }
+        self.watch();
         Ok(())
     }
 

@@ -51,15 +51,19 @@ impl Image {
         // What one that is deleted meanwhile led to need not be counted any more.
         let _one = self.resizing.lock().await;
         for (_, table) in self.snapshot_l1_entries(index).await? {
-            self.check_snapshot_table_counted(table).await?;
+            // The disk's own tables were looked at.
+            let is_active =
+                index < self.l1.len() && self.l1.get(index).raw_offset() == table.raw_offset();
+            if !is_active {
+                self.check_snapshot_table_counted(table).await?;
+            }
         }
         Ok(())
     }
 
     async fn check_snapshot_table_counted(&self, table: L1Entry) -> Result<()> {
         let clusters = self.table_cluster(table)?;
-        if clusters.is_empty() || index_is_active(self, table) {
-            // The disk's own tables were looked at.
+        if clusters.is_empty() {
             return Ok(());
         }
         let cluster = self.geometry.cluster_size_bytes();
@@ -113,9 +117,4 @@ impl Image {
         }
         Ok(())
     }
-}
-
-/// Whether the disk leads to a table, too.
-fn index_is_active(image: &Image, table: L1Entry) -> bool {
-    (0..image.l1.len()).any(|index| image.l1.get(index).raw_offset() == table.raw_offset())
 }

@@ -294,6 +294,10 @@ impl Image {
     /// the caller holds it. Before its mapping is durable it may read as zeroes or
     /// as what it was, as after any discard; a cluster that others share is kept.
     async fn punch_kept(&self, start: u64, old: &Mapping, new: &Mapping) {
+        // Zeroes that are decrypted are neither.
+        if self.is_encrypted() {
+            return;
+        }
         let kept = old.host().filter(|&host| new.host() == Some(host));
         let Some(host) = kept.filter(|_| old.copied()) else {
             return;

@@ -7,6 +7,8 @@ use vellum::Preallocation;
 use vellum::io::lane;
 use vellum::qcow2::create::{self, CreateOptions, Encryption};
 use vellum::qcow2::{OpenOptions, Qcow2};
+use vellum::storage::MemStorage;
+use vellum_storage::wrap::{Matching, Operation, TraceStorage};
 
 use super::{SECRET, file, open, qemu, read, write};
 
@@ -116,4 +118,29 @@ fn old_aes_images_are_made_for_qemu() {
         });
         qemu_reads(&path, &AES_WRITES);
     }
+}
+
+/// What was discarded and not flushed reads as it was, or as zeroes, after a crash: not as decrypted zeroes.
+#[test]
+fn space_that_a_mapping_still_leads_to_is_not_given_back() {
+    lane::block_on(async {
+        let file = TraceStorage::new(Arc::new(MemStorage::new()));
+        let options = CreateOptions::default()
+            .size_bytes(1 << 20)
+            .encryption(Some(Encryption::LegacyAes("secret".into())));
+        create::create(file.clone(), None, &options).await.unwrap();
+        let mut options = OpenOptions::default()
+            .passphrase(Some("secret".into()))
+            .discard(true);
+        options.discard_no_unref = true;
+        let gate = Arc::new(vellum::gate::DenyAll);
+        let device = Qcow2::open(file.clone(), gate, options).await.unwrap();
+        write(&*device, 0, &[7; 65536]).await;
+        device.flush().await.unwrap();
+        file.take();
+        device.discard(0, 65536).await.unwrap();
+        assert_eq!(file.count(&Matching::operation(Operation::Discard)), 0);
+        assert_eq!(read(&*device, 0, 512).await[..], [0; 512]);
+        device.close().await.unwrap();
+    });
 }
