@@ -6,7 +6,7 @@ use std::time::Duration;
 use vellum_control::audit::{Form, Level, Policy, audit};
 use vellum_storage::MemStorage;
 
-use crate::image::{run, unpack};
+use super::image::{run, unpack};
 
 /// The first byte chooses the policy, the others are an image as [`unpack`] has it.
 ///

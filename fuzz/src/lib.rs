@@ -1,15 +1,22 @@
 //! What the fuzz targets do with their bytes, as plain functions.
 //!
-//! They need no fuzzer: `crates/format/tests/corpus.rs` includes [`decoders`] by
-//! path and replays the corpora with the stable toolchain, and
-//! `crates/engine/tests/it/image_corpus.rs` does so with [`image`], and
-//! `crates/export/tests/corpus.rs` with [`nbd`], `crates/export/tests/sessions.rs` with
-//! [`nbd_server`] and [`nbd_client`], `crates/export/tests/vhost_user_blk_corpus.rs` with [`vhost_user_blk`], `crates/control/tests/qmp_corpus.rs` with [`qmp`], `crates/control/tests/monitor_corpus.rs` with [`monitor`], and `crates/control/tests/corpus.rs`
-//! with [`options`], `crates/control/tests/audit_corpus.rs` with [`audit`], `crates/control/tests/router_corpus.rs` with
-//! [`router`],
-//! `crates/repository/tests/corpus.rs` with [`repository`],
-//! `crates/foreign/tests/it/corpus.rs` with [`foreign`],
-//! and `crates/files/tests/corpus.rs` with [`files`].
+//! They need no fuzzer: tests include them by path, and replay the corpora with the stable toolchain.
+//!
+//! | test | what it includes |
+//! | --- | --- |
+//! | `crates/format/tests/corpus.rs` | [`decoders`] |
+//! | `crates/engine/tests/it/image_corpus.rs` | [`image`] |
+//! | `crates/foreign/tests/it/corpus.rs` | [`foreign`] |
+//! | `crates/files/tests/corpus.rs` | [`files`] |
+//! | `crates/repository/tests/corpus.rs` | [`repository`] |
+//! | `crates/export/tests/it/corpus.rs` | [`nbd`] |
+//! | `crates/export/tests/it/sessions.rs` | [`nbd_server`], [`nbd_client`] |
+//! | `crates/export/tests/it/vhost_user_blk_corpus.rs` | [`vhost_user_blk`] |
+//! | `crates/control/tests/it/corpus.rs` | [`options`] |
+//! | `crates/control/tests/it/audit_corpus.rs` | [`audit`] |
+//! | `crates/control/tests/it/qmp_corpus.rs` | [`qmp`] |
+//! | `crates/control/tests/it/monitor_corpus.rs` | [`monitor`] |
+//! | `crates/control/tests/it/router_corpus.rs` | [`router`] |
 #![forbid(unsafe_code)]
 
 pub mod audit;

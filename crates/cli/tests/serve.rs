@@ -1,7 +1,7 @@
 //! `vellum serve`: one disk in several ways, and what is said about them. Needs root and
 //! `/dev/fuse`, as the tests of disks as files do.
 
-#[path = "../../export/tests/vhost_user_blk/guest.rs"]
+#[path = "../../export/tests/it/vhost_user_blk/guest.rs"]
 mod guest;
 
 use std::io::{BufRead, BufReader};

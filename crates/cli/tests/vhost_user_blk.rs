@@ -1,7 +1,7 @@
 //! `--export type=vhost-user-blk` beside the real daemon's words, and a daemon that is killed under
 //! a guest.
 
-#[path = "../../export/tests/vhost_user_blk/guest.rs"]
+#[path = "../../export/tests/it/vhost_user_blk/guest.rs"]
 mod guest;
 
 use std::os::unix::fs::symlink;

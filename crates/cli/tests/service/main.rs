@@ -2,7 +2,7 @@
 //! that it hands over, and what comes back when it is started again.
 
 mod config;
-#[path = "../../../export/tests/vhost_user_blk/guest.rs"]
+#[path = "../../../export/tests/it/vhost_user_blk/guest.rs"]
 mod guest;
 mod led;
 mod log;

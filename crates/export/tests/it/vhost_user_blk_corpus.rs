@@ -1,7 +1,7 @@
 //! The corpus of the fuzz target `vhost_user_blk` without a fuzzer: every input, cut short, with
 //! each byte changed, and with random bytes that are the same every time.
 
-#[path = "../../../fuzz/src/vhost_user_blk.rs"]
+#[path = "../../../../fuzz/src/vhost_user_blk.rs"]
 mod vhost_user_blk;
 
 use std::fs;

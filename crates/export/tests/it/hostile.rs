@@ -1,12 +1,10 @@
 //! Clients that mean harm: each is answered or dropped, and nobody else notices.
 
-mod common;
-
 use std::io;
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
-use common::{Client, SIZE_BYTES, Server, compact, pattern};
+use crate::common::{Client, SIZE_BYTES, Server, compact, pattern};
 use vellum_nbd::proto;
 
 #[test]

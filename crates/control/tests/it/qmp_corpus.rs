@@ -1,7 +1,7 @@
 //! The corpus of the `qmp` fuzz target without a fuzzer: every session, in pieces of several
 //! lengths, cut short and with bytes changed.
 
-#[path = "../../../fuzz/src/qmp.rs"]
+#[path = "../../../../fuzz/src/qmp.rs"]
 mod qmp;
 
 use std::fs;

@@ -21,7 +21,7 @@ use vellum_jobs::live::{
 };
 use vellum_storage::{MemStorage, Storage};
 
-use crate::world::{SECTOR_BYTES, SIZE_BYTES, World, image, new_file};
+use super::world::{SECTOR_BYTES, SIZE_BYTES, World, image, new_file};
 
 const GRAIN_BYTES: u64 = 4096;
 

@@ -1,7 +1,7 @@
 //! The corpus of the `router` fuzz target without a fuzzer, and every input of it cut short and with
 //! each byte changed.
 
-#[path = "../../../fuzz/src/router.rs"]
+#[path = "../../../../fuzz/src/router.rs"]
 mod router;
 
 use std::fs;

@@ -1,10 +1,8 @@
 //! What the protocol promises, seen from a raw socket.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Client, SIZE_BYTES, Server, compact, pattern};
+use crate::common::{Client, SIZE_BYTES, Server, compact, pattern};
 use vellum_nbd::proto;
 
 #[test]

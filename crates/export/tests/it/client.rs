@@ -1,7 +1,5 @@
 //! The client of this workspace against its server, and against servers that lie.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -10,7 +8,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use common::{SIZE_BYTES, Server, pattern};
+use crate::common::{SIZE_BYTES, Server, pattern};
 use vellum::{Buffer, Error, ErrorKind, Storage};
 use vellum_io::{Buffers, lane, spawn};
 use vellum_nbd::client::{Address, ClientOptions, NbdStorage};

@@ -1,12 +1,10 @@
 //! The simulator on a toy engine: it accepts one that keeps the rules of ordering,
 //! and objects, for the right reason, to one that breaks any of them.
 
-mod toy;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use toy::{Break, CLUSTER_BITS, ToySubject};
+use crate::toy::{Break, CLUSTER_BITS, ToySubject};
 use vellum_sim::generate;
 use vellum_sim::rng::Rng;
 use vellum_sim::scenario::{ImageOptions, Preparation, Scenario};

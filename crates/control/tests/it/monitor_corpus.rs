@@ -1,7 +1,7 @@
 //! The corpus of the `monitor` fuzz target without a fuzzer: every script, cut short and with
 //! bytes changed.
 
-#[path = "../../../fuzz/src/monitor.rs"]
+#[path = "../../../../fuzz/src/monitor.rs"]
 mod monitor;
 
 use std::fs;

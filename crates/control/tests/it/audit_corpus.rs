@@ -1,11 +1,11 @@
 //! The corpus of the `audit` fuzz target without a fuzzer, under several policies, and every
 //! input of it with single bytes of its image's first sectors changed.
 
-#[path = "../../../fuzz/src/audit.rs"]
+#[path = "../../../../fuzz/src/audit.rs"]
 mod audit;
 // Its other functions belong to another target.
 #[allow(dead_code)]
-#[path = "../../../fuzz/src/image.rs"]
+#[path = "../../../../fuzz/src/image.rs"]
 mod image;
 
 use std::fs;

@@ -1,12 +1,10 @@
 //! What is done for a client ends soon after the client leaves, its export is removed or the
 //! server stops: what was begun ends, and nothing else begins.
 
-mod common;
-
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{Client, Server};
+use crate::common::{Client, Server};
 use vellum::{BlockDevice, Buffer, DeviceInfo, Extent, ExtentKind, Io, RequestFlags, ZeroRequest};
 use vellum_export::nbd::{Export, ServerOptions};
 use vellum_io::lane;

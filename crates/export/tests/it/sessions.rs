@@ -2,9 +2,9 @@
 //! session, the same cut short and with bytes changed, and sessions of random bytes that are
 //! the same every time. `SESSIONS` sets how many of these (for long runs).
 
-#[path = "../../../fuzz/src/nbd_client.rs"]
+#[path = "../../../../fuzz/src/nbd_client.rs"]
 mod nbd_client;
-#[path = "../../../fuzz/src/nbd_server.rs"]
+#[path = "../../../../fuzz/src/nbd_server.rs"]
 mod nbd_server;
 
 use std::fs;
