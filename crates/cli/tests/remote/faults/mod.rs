@@ -73,8 +73,8 @@ impl Faulty {
         }
     }
 
-    /// What has to wait for the end of all patience, at once: each case has a proxy of its own before the
-    /// same store, and a number.
+    /// What waits for servers most of its time, at once: each case has a proxy of its own before the same
+    /// store, and a number.
     fn side_by_side<T: Sync>(&self, cases: &[T], test: impl Fn(&Faulty, usize, &T) + Sync) {
         let test = &test;
         thread::scope(|scope| {

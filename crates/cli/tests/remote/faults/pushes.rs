@@ -54,7 +54,6 @@ type IsOfKind = fn(&Asked) -> bool;
 
 #[test]
 fn a_push_goes_on_after_faults_of_any_request() {
-    let faulty = Faulty::new();
     let kinds: [(&str, IsOfKind); 5] = [
         ("names", names_a_disk),
         ("new", |asked| asked.is_new),
@@ -64,21 +63,22 @@ fn a_push_goes_on_after_faults_of_any_request() {
         }),
         ("reads", Asked::is_read),
     ];
-    for (kind, is_kind) in kinds {
+    Faulty::new().side_by_side(&kinds, |faulty, _, &(kind, is_kind)| {
         for (number, fault) in PASSING.into_iter().enumerate() {
             // Nothing but a read takes long to come.
             if fault == Fault::Slow && kind != "reads" {
                 continue;
             }
             let repository = format!("{kind}{number}");
-            let disk = faulty.disk(&repository);
+            // The others are served, too.
+            let disk = faulty.disk_within(&repository, 3);
             faulty.proxy.decide(first_tries(fault, is_kind, 3));
             let pushed = faulty.json(&["push", "www/disk.raw", &disk], (kind, fault));
             assert_eq!(pushed["number"], 1, "{kind}: {fault:?}");
             assert!(faulty.count(is_kind) > 0, "{kind}: {fault:?}");
             faulty.expect_whole(&repository, 1);
         }
-    }
+    });
 }
 
 /// Amazon says so of a key that somebody else is just putting or removing: it is no answer to the condition.
@@ -149,6 +149,7 @@ fn a_push_that_fails_leaves_no_disk() {
 /// to do, or says that it has not; once the store is well again, all is.
 fn play(faulty: &Faulty, seed: u64) {
     let repository = format!("random{seed}");
+    let back = format!("back{seed}");
     let disk = faulty.disk(&repository);
     let per_cent = fastrand::Rng::with_seed(seed).u32(3..25);
     let total = std::sync::Arc::new(AtomicUsize::new(0));
@@ -177,11 +178,11 @@ fn play(faulty: &Faulty, seed: u64) {
             Some(0) => pushed += 1,
             _ => failed += 1,
         }
-        if faulty.run(&["pull", "-O", "raw", &disk, "back"]).code == Some(0) {
+        if faulty.run(&["pull", "-O", "raw", &disk, &back]).code == Some(0) {
             assert!(pushed > 0, "seed {seed}, round {round}");
-            faulty.place.assert_equal("back", "www/disk.raw");
+            faulty.place.assert_equal(&back, "www/disk.raw");
         }
-        let _ = std::fs::remove_file(faulty.place.path("back"));
+        let _ = std::fs::remove_file(faulty.place.path(&back));
     }
     faulty.proxy.decide(|_| Fault::Nothing);
     let disk = faulty.disk_within(&repository, 20);
@@ -199,17 +200,14 @@ fn play(faulty: &Faulty, seed: u64) {
         Value::Array(Vec::new()),
         "seed {seed}: {found}"
     );
-    faulty.good(&["pull", "-O", "raw", &disk, "back"], seed);
-    faulty.place.assert_equal("back", "www/disk.raw");
-    let _ = std::fs::remove_file(faulty.place.path("back"));
+    faulty.good(&["pull", "-O", "raw", &disk, &back], seed);
+    faulty.place.assert_equal(&back, "www/disk.raw");
+    let _ = std::fs::remove_file(faulty.place.path(&back));
 }
 
 #[test]
 fn random_faults_lose_no_disk() {
-    let faulty = Faulty::new();
-    for seed in 0..3 {
-        play(&faulty, seed);
-    }
+    Faulty::new().side_by_side(&[0, 1, 2], |faulty, _, &seed| play(faulty, seed));
 }
 
 /// As many as `VELLUM_SEEDS` says.

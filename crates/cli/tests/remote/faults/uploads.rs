@@ -29,23 +29,29 @@ fn put<'a>(file: &'a str, target: &'a str) -> [&'a str; 8] {
 
 #[test]
 fn what_fails_for_a_while_is_tried_again() {
-    let faulty = Faulty::new();
-    let target = faulty.object("new.raw");
-    for (seed, (step, kind)) in (0..).zip(STEPS) {
+    Faulty::new().side_by_side(&STEPS, |faulty, number, &(step, kind)| {
+        let file = format!("new{number}");
+        let key = format!("{file}.raw");
+        let target = faulty.object(&key);
         let inside = [
             Fault::ErrorInside("InternalError"),
             Fault::ErrorInside("SlowDown"),
         ];
         let inside = inside.into_iter().filter(|_| step == "end");
         for (more, fault) in (0..).zip(PASSING.into_iter().chain(inside)) {
-            write_random(&faulty, "new", 100 * seed + more, 20 << 20);
+            write_random(faulty, &file, 100 * number as u64 + more, 20 << 20);
             faulty.proxy.decide(first_tries(fault, kind, 2));
-            faulty.good(&put("new", &target), (step, fault));
-            assert!(faulty.has("new.raw", "new"), "{step}: {fault:?}");
+            faulty.good(&put(&file, &target), (step, fault));
+            assert!(faulty.has(&key, &file), "{step}: {fault:?}");
             assert!(faulty.count(kind) > 1, "{step}: {fault:?}");
         }
-    }
-    // One request.
+    });
+}
+
+#[test]
+fn a_put_that_fails_for_a_while_is_tried_again() {
+    let faulty = Faulty::new();
+    let target = faulty.object("new.raw");
     let is_put = |asked: &Asked| asked.method == "PUT";
     for (seed, fault) in (50..).zip(PASSING) {
         // Its answer has nothing in it that could be slow.
