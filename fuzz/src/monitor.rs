@@ -132,7 +132,7 @@ async fn check_served(daemon: &Rc<Daemon>) {
         REQUESTS[0],
         r#"{"execute": "query-version", "id": "served"}"#,
     ] {
-        polite.send(request.as_bytes()).await;
+        polite.say(request.as_bytes()).await;
     }
     let begin = Instant::now();
     while !polite
@@ -166,6 +166,16 @@ impl Client {
             heard: Vec::new(),
             lines: Vec::new(),
             gone: false,
+        }
+    }
+
+    /// Says something, for as long as that takes.
+    async fn say(&self, bytes: &[u8]) {
+        let bytes = Buffers::from_iter([Buffer::copy_of(bytes)]);
+        let sending = pin!(self.stream.send(bytes));
+        match select(sending, pin!(lane::sleep(MOST_TIME))).await {
+            Either::Left((sent, _)) => drop(sent.expect("it is listened to")),
+            Either::Right(_) => panic!("nobody else is listened to"),
         }
     }
 
