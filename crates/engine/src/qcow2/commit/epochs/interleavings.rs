@@ -1,7 +1,7 @@
 //! Whoever waits for reads waits for all that entered before, and for no other.
 
 use super::*;
-use vellum_io::sync::atomic::Ordering::SeqCst;
+use vellum_io::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use vellum_io::sync::{Mutex, block_on, explore, join, point, thread};
 
 /// What a read finds, and whether that was given to somebody else.
