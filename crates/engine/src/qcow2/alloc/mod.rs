@@ -6,6 +6,7 @@
 //! | [`area`] | long runs of clusters at the end of the file, with the refcount blocks that count them |
 //! | [`below`] | clusters below a limit, for whoever makes the file shorter |
 //! | [`beyond`] | the clusters beyond the end of the file that entries lead to |
+//! | [`changed_slices`] | what of the refcounts has changed while somebody counts |
 //! | [`dirty_bit`] | sets and clears the dirty bit around the use of lazy refcounts |
 //! | [`free_index`] | the free clusters that are known, as extents |
 //! | [`host_room`] | pieces of tables get room in the host's file system before they change |
@@ -27,6 +28,7 @@ pub(crate) mod allocator;
 pub(crate) mod area;
 pub(crate) mod below;
 pub(crate) mod beyond;
+pub(crate) mod changed_slices;
 pub(crate) mod dirty_bit;
 pub(crate) mod free_index;
 pub(crate) mod host_room;

@@ -17,8 +17,8 @@ use vellum_format::types::{HostCluster, HostOffset};
 use vellum_io::{Buffer, Buffers, Result};
 use vellum_storage::{Event, Storage, WriteFlags};
 
+use super::changed_slices::ChangedSlices;
 use super::host_room::HostRoom;
-use super::used::ChangedSlices;
 use crate::debug_events::emit;
 use crate::qcow2::header::load::read_bytes;
 use crate::qcow2::integrity::errors::bad_entry;

@@ -4,66 +4,17 @@
 //! meanwhile is noted, slice by slice, and looked at again: as often as needed beside the others, and the last time,
 //! when little is left, while they are held up.
 
-use std::collections::HashSet;
-
-use parking_lot::Mutex;
 use vellum_format::types::HostCluster;
 use vellum_io::Result;
 
 use super::allocator::Allocator;
+use super::changed_slices::Counting;
 use super::refcounts::Refcounts;
 
 /// Counting goes on beside the others while more slices than this have changed,
 const FEW_SLICES: usize = 16;
 /// and so many times at most: a busy guest changes many each time.
 const MOST_ROUNDS: usize = 4;
-
-/// Slices of refcount blocks that have changed, by their keys, while somebody counts.
-#[derive(Debug, Default)]
-pub(super) struct ChangedSlices {
-    /// One counts at a time.
-    turn: async_lock::Mutex<()>,
-    /// `None` while nobody counts.
-    keys: Mutex<Option<HashSet<u64>>>,
-}
-
-impl ChangedSlices {
-    /// Notes a slice that changes. Call it with the slice locked, or before anybody finds it.
-    pub(super) fn note(&self, key: u64) {
-        if let Some(keys) = &mut *self.keys.lock() {
-            keys.insert(key);
-        }
-    }
-}
-
-/// Somebody counts.
-struct Counting<'a> {
-    changed: &'a ChangedSlices,
-    _turn: async_lock::MutexGuard<'a, ()>,
-}
-
-impl<'a> Counting<'a> {
-    async fn begin(changed: &'a ChangedSlices) -> Self {
-        let _turn = changed.turn.lock().await;
-        *changed.keys.lock() = Some(HashSet::new());
-        Counting { changed, _turn }
-    }
-
-    /// What has changed since the last call.
-    fn take(&self) -> HashSet<u64> {
-        self.changed
-            .keys
-            .lock()
-            .replace(HashSet::new())
-            .unwrap_or_default()
-    }
-}
-
-impl Drop for Counting<'_> {
-    fn drop(&mut self) {
-        *self.changed.keys.lock() = None;
-    }
-}
 
 /// What was counted of a slice.
 #[derive(Clone, Copy, Default)]
