@@ -85,22 +85,6 @@ pub(crate) async fn find(
 }
 
 impl NodeBitmap {
-    /// A bitmap in memory, which belongs to no node yet.
-    pub(crate) fn in_memory(bitmap: Arc<MemoryBitmap>, recorder: Arc<Recorder>) -> NodeBitmap {
-        NodeBitmap {
-            name: bitmap.name().to_owned(),
-            place: Place::Memory(bitmap, recorder),
-        }
-    }
-
-    /// A bitmap of an image.
-    pub(crate) fn in_image(bitmaps: Bitmaps, name: &str) -> NodeBitmap {
-        NodeBitmap {
-            name: name.to_owned(),
-            place: Place::Image(bitmaps),
-        }
-    }
-
     /// What it calls dirty now.
     ///
     /// # Errors

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::backup::{DISK, SERVER};
-use crate::place::Step::{Ask, Wait};
-use crate::place::{Place, Step, add, qcow2, same};
+use crate::place::Step::{Ask, Event, Io, Wait};
+use crate::place::{Place, Step, add, qcow2, same, with};
 
 fn action(kind: &str, data: Value) -> Value {
     json!({"type": kind, "data": data})
@@ -160,6 +160,53 @@ fn bitmaps_are_as_they_were_when_a_transaction_fails() {
     assert_eq!(dirty(&place, "off"), [before]);
     daemon.must("block-dirty-bitmap-add", add("new"));
     daemon.end();
+}
+
+/// The overlay is opened anew when it is put over the disk, and once more when that is taken back.
+#[test]
+fn bitmaps_of_an_overlay_are_as_they_were_when_a_transaction_fails_alike() {
+    let of = |name: &str, more: Value| with(json!({"node": "over", "name": name}), more);
+    let new = |name: &str, more: Value| Ask("block-dirty-bitmap-add", of(name, more));
+    let sha256 = |name: &str| Ask("x-debug-block-dirty-bitmap-sha256", of(name, json!({})));
+    let over = json!({"node": "top", "overlay": "over"});
+    let aborted = |what: &str, data: Value| {
+        all(&[
+            action(&format!("block-dirty-bitmap-{what}"), data),
+            action("blockdev-snapshot", over.clone()),
+            action("abort", json!({})),
+        ])
+    };
+    let export = |id: &str| {
+        let data =
+            json!({"type": "nbd", "id": id, "node-name": "over", "name": "disk", "writable": true});
+        Ask("block-export-add", data)
+    };
+    let merge = json!({"node": "over", "target": "off", "bitmaps": ["a"]});
+    let script = [
+        add("top", "t", json!("")),
+        add("over", "o", json!(null)),
+        new("a", json!({"persistent": true})),
+        new("off", json!({"persistent": true, "disabled": true})),
+        new("memory", json!({})),
+        export("e"),
+        Io("disk", &["write -P 1 0 64k"]),
+        Ask("block-export-del", json!({"id": "e", "mode": "hard"})),
+        Event("BLOCK_EXPORT_DELETED"),
+        aborted("clear", of("a", json!({}))),
+        aborted("clear", of("memory", json!({}))),
+        aborted("merge", merge),
+        aborted("disable", of("a", json!({}))),
+        aborted("enable", of("off", json!({}))),
+        aborted("add", of("new", json!({"persistent": true}))),
+        new("new", json!({"persistent": true})),
+        export("f"),
+        Io("disk", &["write -P 2 512k 64k"]),
+        sha256("a"),
+        sha256("off"),
+        sha256("memory"),
+        sha256("new"),
+    ];
+    same(SERVER, &script);
 }
 
 /// What a bitmap of the export `bitmaps` calls dirty: offsets and lengths.

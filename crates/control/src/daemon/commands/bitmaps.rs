@@ -50,6 +50,15 @@ impl BitmapRef {
         check_free(daemon, nodes, &self.node, &self.name)?;
         Ok(found)
     }
+
+    /// What takes a change of it back.
+    fn undo(&self, action: UndoAction) -> BitmapUndo {
+        BitmapUndo {
+            node: self.node.clone(),
+            name: self.name.clone(),
+            action,
+        }
+    }
 }
 
 /// The bitmaps of a node, as a description of it lists them: the newest first.
@@ -142,9 +151,11 @@ pub(super) struct NewBitmap {
     disabled: bool,
 }
 
-/// What takes a change back if its transaction is aborted.
+/// What takes a change back if its transaction is aborted. The bitmap is looked for once more then: what was
+/// done since may have had its image opened anew.
 pub(super) struct BitmapUndo {
-    bitmap: NodeBitmap,
+    node: String,
+    name: String,
     action: UndoAction,
 }
 
@@ -198,7 +209,7 @@ impl NewBitmap {
         let is_image = nodes.known(&named.node)?.driver == "qcow2";
         let name = &named.name;
         let is_there = bitmap::find(nodes, &named.node, name).await?.is_some();
-        let bitmap = match (self.persistent, device.as_qcow2().filter(|_| is_image)) {
+        match (self.persistent, device.as_qcow2().filter(|_| is_image)) {
             (true, None) => {
                 return Err(Failure::new(format!(
                     "Can't store persistent bitmaps to {}: Operation not supported",
@@ -214,12 +225,11 @@ impl NewBitmap {
                     .disabled(self.disabled)
                     .node_name(Some(named.node.clone()));
                 image.bitmaps().add(name, options).await?;
-                NodeBitmap::in_image(image.bitmaps(), name)
             }
             (false, _) => self.add_in_memory(named, nodes, &*device)?,
-        };
+        }
         nodes.note_bitmap(&named.node, name);
-        Ok(undo(bitmap, UndoAction::Remove))
+        Ok(named.undo(UndoAction::Remove))
     }
 
     fn add_in_memory(
@@ -227,7 +237,7 @@ impl NewBitmap {
         named: &BitmapRef,
         nodes: &Nodes,
         device: &dyn BlockDevice,
-    ) -> Result<NodeBitmap, Failure> {
+    ) -> Result<(), Failure> {
         let name = &named.name;
         if name.len() > MAX_NAME_BYTES {
             return Err(Failure::new(format!("Bitmap name too long: {name}")));
@@ -242,8 +252,8 @@ impl NewBitmap {
             self.granularity_bytes.unwrap_or(default_bytes),
             !self.disabled,
         );
-        recorder.add(bitmap.clone());
-        Ok(NodeBitmap::in_memory(bitmap, recorder))
+        recorder.add(bitmap);
+        Ok(())
     }
 }
 
@@ -266,10 +276,6 @@ fn take_sources(arguments: &mut Arguments, node: &str) -> Result<Vec<BitmapRef>,
     };
     let sources = arguments.need_array("bitmaps")?;
     sources.into_iter().map(take).collect()
-}
-
-fn undo(bitmap: NodeBitmap, action: UndoAction) -> BitmapUndo {
-    BitmapUndo { bitmap, action }
 }
 
 impl Change {
@@ -340,13 +346,13 @@ impl Change {
             Change::Remove(named) => {
                 let (bitmap, _) = named.find(daemon, nodes).await?;
                 bitmap.remove().await?;
-                Ok(undo(bitmap, UndoAction::Nothing))
+                Ok(named.undo(UndoAction::Nothing))
             }
             Change::Clear(named) => {
                 let (bitmap, _) = named.find(daemon, nodes).await?;
                 let old = bitmap.read().await?;
                 bitmap.set(Vec::new()).await?;
-                Ok(undo(bitmap, UndoAction::SetDirty(old.ranges().collect())))
+                Ok(named.undo(UndoAction::SetDirty(old.ranges().collect())))
             }
             Change::Enable(named) => named.switch(daemon, nodes, true).await,
             Change::Disable(named) => named.switch(daemon, nodes, false).await,
@@ -359,7 +365,7 @@ impl Change {
                 }
                 let old = bitmap.read().await?;
                 bitmap.merge(dirty).await?;
-                Ok(undo(bitmap, UndoAction::SetDirty(old.ranges().collect())))
+                Ok(named.undo(UndoAction::SetDirty(old.ranges().collect())))
             }
         }
     }
@@ -383,21 +389,36 @@ impl BitmapRef {
             (false, true) => UndoAction::Disable,
             _ => UndoAction::Nothing,
         };
-        Ok(undo(bitmap, action))
+        Ok(self.undo(action))
     }
 }
 
 impl BitmapUndo {
-    /// Takes the change back. What fails of it leaves the bitmap as it was changed.
-    pub(super) async fn run(self) -> vellum::Result<()> {
-        let BitmapUndo { bitmap, action } = self;
-        match action {
-            UndoAction::Remove => bitmap.remove().await,
-            UndoAction::Enable => bitmap.set_records(true).await,
-            UndoAction::Disable => bitmap.set_records(false).await,
-            UndoAction::SetDirty(ranges) => bitmap.set(ranges).await,
-            UndoAction::Nothing => Ok(()),
+    /// Takes the change back, or says which bitmap has kept it, and why.
+    pub(super) async fn run(self, nodes: &Nodes) -> Result<(), Failure> {
+        let (node, name) = (self.node.clone(), self.name.clone());
+        self.take_back(nodes).await.map_err(|failure| {
+            let text = failure.text;
+            Failure::new(format!(
+                "Bitmap '{name}' of node '{node}' could not be had back as it was: {text}"
+            ))
+        })
+    }
+
+    async fn take_back(self, nodes: &Nodes) -> Result<(), Failure> {
+        let BitmapUndo { node, name, action } = self;
+        if matches!(action, UndoAction::Nothing) {
+            return Ok(());
         }
+        let (bitmap, _) = BitmapRef { node, name }.look_up(nodes).await?;
+        match action {
+            UndoAction::Remove => bitmap.remove().await?,
+            UndoAction::Enable => bitmap.set_records(true).await?,
+            UndoAction::Disable => bitmap.set_records(false).await?,
+            UndoAction::SetDirty(ranges) => bitmap.set(ranges).await?,
+            UndoAction::Nothing => {}
+        }
+        Ok(())
     }
 }
 

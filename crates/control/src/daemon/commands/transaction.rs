@@ -15,9 +15,9 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use vellum_io::lane::sleep;
 
-use crate::Nodes;
 use crate::nodes::{DrainedUsers, Turns};
 use crate::qmp::{Arguments, Failure, Outcome};
+use crate::{Nodes, stderr};
 
 use super::super::jobs::backup::Backup;
 use super::super::jobs::{self, Job, Work};
@@ -156,17 +156,38 @@ impl Action {
 
 impl CompletedAction {
     /// Takes an action back. A bitmap for which that fails keeps the change.
-    async fn undo(self, daemon: &Daemon, nodes: &Nodes) {
+    ///
+    /// # Errors
+    /// What of it could not be taken back and matters to backups.
+    async fn undo(self, daemon: &Daemon, nodes: &Nodes) -> Result<(), Failure> {
         match self {
             CompletedAction::Internal(made) => made.undo(nodes).await,
             CompletedAction::Overlay(made) => made.undo(nodes).await,
-            CompletedAction::Bitmap(undo) => drop(undo.run().await),
+            CompletedAction::Bitmap(undo) => undo.run(nodes).await?,
             CompletedAction::Backup(job, backup) => {
                 backup.leave().await;
                 daemon.jobs.abandon(&job);
             }
         }
+        Ok(())
     }
+}
+
+/// Takes back what was carried out, the last first; why, and what could not be.
+async fn undo_all(
+    made: Vec<CompletedAction>,
+    daemon: &Daemon,
+    nodes: &Nodes,
+    why: Failure,
+) -> Failure {
+    let mut text = why.text;
+    for action in made.into_iter().rev() {
+        if let Err(failure) = action.undo(daemon, nodes).await {
+            stderr::print_line(&format!("transaction: {}", failure.text));
+            text += &format!("; {}", failure.text);
+        }
+    }
+    Failure { text, ..why }
 }
 
 /// Holds up whoever uses the disks that actions are about.
@@ -309,10 +330,7 @@ pub(super) async fn carry_out(daemon: Rc<Daemon>, mut arguments: Arguments) -> O
     let held = hold(&actions, nodes).await?;
     let mut made = Vec::new();
     if let Err(failure) = make_all(actions, &daemon, nodes, &mut made).await {
-        for it in made.into_iter().rev() {
-            it.undo(&daemon, nodes).await;
-        }
-        return Err(failure);
+        return Err(undo_all(made, &daemon, nodes, failure).await);
     }
     drop(held);
     if is_grouped {
