@@ -182,6 +182,87 @@ fn a_client_writes_on_while_nodes_are_opened_anew() {
     });
 }
 
+/// What the bitmap `b` calls dirty, as an export shows it: offsets and lengths.
+fn dirty(place: &Place, export: &str) -> Vec<(u64, u64)> {
+    let uri = format!("nbd+unix:///{export}?socket=sock");
+    let words = ["--map=qemu:dirty-bitmap:b", "--json", &uri];
+    let map = place.must("nbdinfo", &words);
+    let map: Value = serde_json::from_str(&map).expect("JSON");
+    let extents = map.as_array().expect("extents").iter();
+    let number = |extent: &Value, key: &str| extent[key].as_u64().expect("a number");
+    extents
+        .filter(|extent| extent["type"] == 1)
+        .map(|extent| (number(extent, "offset"), number(extent, "length")))
+        .collect()
+}
+
+/// A backup that asks an export what has changed must hear of all of it, whatever was opened anew.
+#[test]
+fn an_export_shows_what_is_written_after_its_disk_was_opened_anew() {
+    const KIB_64: u64 = 65536;
+    let place = Place::new();
+    let mut daemon = serve(&place);
+    let named = json!({"node": "disk", "name": "b"});
+    let new = with(named.clone(), json!({"persistent": true}));
+    daemon.must("block-dirty-bitmap-add", new);
+    let shown = json!({"type": "nbd", "id": "s", "node-name": "disk", "name": "shown",
+        "writable": true, "bitmaps": ["b"]});
+    daemon.must("block-export-add", shown);
+    place.io(DISK, &["write 0 64k"]);
+    let reopen = |more: Value| {
+        let disk = json!({"driver": "qcow2", "node-name": "disk", "file": "f"});
+        json!({"options": [with(disk, more)]})
+    };
+    daemon.must("blockdev-reopen", reopen(json!({"discard": "unmap"})));
+    place.io(DISK, &["write 128k 64k"]);
+    let written = [(0, KIB_64), (2 * KIB_64, KIB_64)];
+    assert_eq!(dirty(&place, "shown"), written);
+    // One that fails.
+    let failing = reopen(json!({"l2-cache-size": 100, "cache-size": 10}));
+    assert!(daemon.ask("blockdev-reopen", failing)["error"].is_object());
+    place.io(DISK, &["write 256k 64k"]);
+    let written = [&written[..], &[(4 * KIB_64, KIB_64)]].concat();
+    assert_eq!(dirty(&place, "shown"), written);
+    // Nobody else may change it, still.
+    let refused = daemon.ask("block-dirty-bitmap-clear", named);
+    assert!(refused["error"].is_object(), "{refused}");
+    // What is written from here on is that of the overlay.
+    daemon.must("blockdev-add", qcow2("over", "o", json!(null)));
+    let over = json!({"node": "disk", "overlay": "over"});
+    daemon.must("blockdev-snapshot", over);
+    assert_eq!(dirty(&place, "shown"), written);
+    daemon.end();
+}
+
+/// Such a node has another name each time.
+#[test]
+fn an_export_shows_a_bitmap_of_a_node_that_only_a_filter_knows() {
+    let place = Place::new();
+    place.img("bitmap --add b b");
+    let mut daemon = place.ours(SERVER);
+    let group = |id: &str| json!({"qom-type": "throttle-group", "id": id});
+    daemon.must("object-add", group("g1"));
+    daemon.must("object-add", group("g2"));
+    let filter = |group: &str| {
+        json!({"driver": "throttle", "node-name": "disk", "throttle-group": group,
+            "file": {"driver": "qcow2", "file": {"driver": "file", "filename": "b"}}})
+    };
+    daemon.must("blockdev-add", filter("g1"));
+    let export = json!({"type": "nbd", "id": "e", "node-name": "disk", "name": "disk",
+        "writable": true, "bitmaps": ["b"]});
+    daemon.must("block-export-add", export);
+    place.io(DISK, &["write 0 64k"]);
+    daemon.must("blockdev-reopen", json!({"options": [filter("g2")]}));
+    place.io(DISK, &["write 128k 64k"]);
+    assert_eq!(dirty(&place, "disk"), [(0, 65536), (131_072, 65536)]);
+    let nodes = daemon.must("query-named-block-nodes", json!({}));
+    let nodes = nodes.as_array().expect("nodes").iter();
+    let bitmaps = nodes.filter_map(|node| node["dirty-bitmaps"].as_array());
+    let busy: Vec<&Value> = bitmaps.flatten().map(|bitmap| &bitmap["busy"]).collect();
+    assert_eq!(busy, [true]);
+    daemon.end();
+}
+
 #[test]
 fn a_file_is_locked_at_every_moment_of_a_reopen() {
     let place = Place::new();

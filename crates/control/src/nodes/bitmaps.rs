@@ -7,6 +7,7 @@ use vellum::BlockDevice;
 use vellum::nodes::{RecordedDevice, RecordedStorage, Recorder};
 use vellum::qcow2::AsQcow2;
 
+use super::shown::ShownBitmap;
 use super::{Node, Nodes};
 use crate::foreign;
 use crate::graph::{NodeKind, OpenedNode};
@@ -17,8 +18,8 @@ pub(super) struct NodeBitmaps {
     pub(super) recorder: Arc<Recorder>,
     /// The names of those that were added here, in that order.
     names: Vec<String>,
-    /// The names of those that an export shows, once for each.
-    shown: Vec<String>,
+    /// Those that exports show, by their numbers.
+    pub(super) shown: Vec<(u64, ShownBitmap)>,
 }
 
 impl NodeBitmaps {
@@ -132,31 +133,6 @@ impl Nodes {
         let names = named.nodes.get(node).map(|node| &node.bitmaps.names);
         let found = names.and_then(|names| names.iter().position(|other| other == name));
         found.map_or(0, |at| at + 1)
-    }
-
-    /// Keeps a bitmap of a node for an export that shows it.
-    pub(crate) fn show_bitmap(&self, node: &str, name: &str) {
-        if let Some(node) = self.lock().nodes.get_mut(node) {
-            node.bitmaps.shown.push(name.to_owned());
-        }
-    }
-
-    /// Ends what [`Nodes::show_bitmap`] began.
-    pub(crate) fn hide_bitmap(&self, node: &str, name: &str) {
-        if let Some(node) = self.lock().nodes.get_mut(node) {
-            let shown = &mut node.bitmaps.shown;
-            let at = shown.iter().position(|other| other == name);
-            if let Some(at) = at {
-                shown.swap_remove(at);
-            }
-        }
-    }
-
-    /// Whether an export shows a bitmap of a node.
-    pub(crate) fn shows_bitmap(&self, node: &str, name: &str) -> bool {
-        let named = self.lock();
-        let shown = named.nodes.get(node).map(|node| &node.bitmaps.shown);
-        shown.is_some_and(|shown| shown.iter().any(|other| other == name))
     }
 
     /// The node that a filter shows, whatever filters are between, as far as these let it be

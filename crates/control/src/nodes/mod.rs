@@ -42,6 +42,7 @@ mod renew;
 mod reopen;
 mod servers;
 mod shared;
+mod shown;
 mod uses;
 mod watch;
 
@@ -75,6 +76,7 @@ pub(crate) use opening::Turns;
 pub use opening::{NewNode, Turn};
 pub(crate) use reopen::may_change;
 use shared::SharedNodes;
+pub(crate) use shown::ShownBitmap;
 pub(crate) use uses::{BETWEEN, Keeps, OVERLAY, Passes};
 pub use uses::{Changes, RequiredAccess, User};
 use uses::{Use, Uses};
@@ -123,6 +125,7 @@ struct NamedNode {
     /// Where users of nodes were led.
     leads: leading::Leads,
     next_name: u64,
+    next_shown: u64,
 }
 
 /// Nodes by name; clones share them.

@@ -11,6 +11,7 @@
 //!   up in between: it stays open until the new one has its own.
 //! - A filter that keeps what was there goes on with its moment, and a log goes on where it was.
 //! - Where the new nodes cannot be opened the old ones are opened again; no user has run meanwhile.
+//! - What exports show of bitmaps follows before users go on (`shown.rs`).
 
 use std::sync::Arc;
 
@@ -129,6 +130,7 @@ impl Nodes {
         changes: Vec<(String, ReopenChanges)>,
     ) -> Result<()> {
         let mut renewed = self.plan(held, &changes)?;
+        let shown = self.shown_with(held);
         let mut kept = Vec::new();
         let mut closed = Vec::new();
         let mut result = Ok(());
@@ -155,6 +157,7 @@ impl Nodes {
         if result.is_err() {
             result = self.revert(&renewed, held).await.and(result);
         }
+        self.show_anew(shown).await;
         self.forget_old_files();
         result
     }

@@ -148,17 +148,10 @@ struct ExportEntry {
     /// It writes to the node, and does not put up with one that is inactive.
     needs_active: bool,
     served: Served,
-    /// The bitmaps that it shows.
-    bitmaps: Vec<BitmapUse>,
+    /// The numbers of the bitmaps that it shows: as long as it does, nobody changes them.
+    bitmaps: Vec<u64>,
     /// The options that it was made with, as text.
     told: Arc<str>,
-}
-
-/// A bitmap that an export shows: as long as it does, nobody changes it.
-#[derive(Debug)]
-struct BitmapUse {
-    node: String,
-    name: String,
 }
 
 /// An export as `query-block-exports` tells of it.
@@ -292,9 +285,8 @@ impl ServerExports {
         };
         match serve(wanted, device, nodes, joined, around).await {
             Ok((served, bitmaps)) => {
-                for bitmap in &bitmaps {
-                    nodes.show_bitmap(&bitmap.node, &bitmap.name);
-                }
+                let bitmaps = bitmaps.into_iter();
+                let bitmaps = bitmaps.map(|shown| nodes.show_bitmap(shown)).collect();
                 self.note(ExportEntry {
                     id,
                     node: name,
@@ -455,8 +447,8 @@ impl ExportEntry {
         self.joined
             .into_iter()
             .for_each(|joined| nodes.leave(joined));
-        for bitmap in &self.bitmaps {
-            nodes.hide_bitmap(&bitmap.node, &bitmap.name);
+        for number in &self.bitmaps {
+            nodes.hide_bitmap(*number);
         }
     }
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use vellum::BlockDevice;
-use vellum::qcow2::BitmapView;
 use vellum_export::WhenFull;
 use vellum_export::accounting::Accounting;
 use vellum_export::nbd::Export;
@@ -11,9 +10,7 @@ use vellum_nbd::proto::MAX_STRING_BYTES;
 
 use super::super::server::Server;
 use super::super::{Failure, failure, message, need, refuse_rest};
-use super::BitmapUse;
-use crate::node_bitmap as bitmap;
-use crate::nodes::{Changes, RequiredAccess, unknown};
+use crate::nodes::{Changes, RequiredAccess, ShownBitmap, unknown};
 use crate::shown_bitmaps::with_hint;
 use crate::{Nodes, Options, error_text};
 
@@ -77,7 +74,7 @@ impl Wanted {
         (writable, nodes): (bool, &Nodes),
         server: &Server,
         accounting: Accounting,
-    ) -> Result<(Arc<Export>, Vec<BitmapUse>), Failure> {
+    ) -> Result<(Arc<Export>, Vec<ShownBitmap>), Failure> {
         let mut export = Export::new(self.name, device);
         export.accounting = Arc::new(accounting);
         export.description = self.description;
@@ -89,44 +86,45 @@ impl Wanted {
             let from = bitmap.node.as_deref().unwrap_or(node);
             // What other nodes' bitmaps tell is not of the content that clients see.
             let is_own = bitmap.node.is_none();
-            let (holder, view) = find(nodes, from, &bitmap.name, is_own && !writable).await?;
-            export.bitmaps.push((bitmap.name.clone(), view));
-            shown.push(BitmapUse {
-                node: holder,
-                name: bitmap.name,
-            });
+            let found = find(nodes, from, bitmap.name, is_own && !writable).await?;
+            // The clone of the view that is kept with the node follows that.
+            let (name, view) = (found.name.clone(), found.view.clone());
+            export.bitmaps.push((name, view));
+            shown.push(found);
         }
         export.multi_conn = server.several;
         Ok((server.exports.add(export), shown))
     }
 }
 
-/// Finds a bitmap by its name, in a node or in the next one below it that has one of the name;
-/// says which.
+/// Finds a bitmap by its name, in a node or in the next one below it that has one of the name.
 async fn find(
     nodes: &Nodes,
-    node: &str,
-    name: &str,
+    from: &str,
+    name: String,
     read_only: bool,
-) -> Result<(String, BitmapView), Failure> {
-    if !nodes.contains(node) {
-        return Err(failure(unknown(node)));
+) -> Result<ShownBitmap, Failure> {
+    if !nodes.contains(from) {
+        return Err(failure(unknown(from)));
     }
-    for node in nodes.shown_chain(node) {
-        let found = bitmap::find(nodes, &node, name).await.map_err(failure)?;
-        if let Some((bitmap, state)) = found {
-            let changes = !nodes.device(&node).map_err(failure)?.info().read_only;
-            if read_only && changes && state.records && state.consistent {
-                return Err(message(format!(
-                    "Enabled bitmap '{name}' incompatible with readonly export"
-                )));
-            }
-            let view = bitmap.view().await;
-            let view = view.map_err(|error| Failure(with_hint(error_text(&error))));
-            return Ok((node, view?));
-        }
+    let found = nodes.find_bitmap(from, &name).await.map_err(failure)?;
+    let Some((node, bitmap, state)) = found else {
+        return Err(message(format!("Bitmap '{name}' is not found")));
+    };
+    let changes = !nodes.device(&node).map_err(failure)?.info().read_only;
+    if read_only && changes && state.records && state.consistent {
+        return Err(message(format!(
+            "Enabled bitmap '{name}' incompatible with readonly export"
+        )));
     }
-    Err(message(format!("Bitmap '{name}' is not found")))
+    let view = bitmap.view().await;
+    let view = view.map_err(|error| Failure(with_hint(error_text(&error))))?;
+    Ok(ShownBitmap {
+        node,
+        name,
+        from: from.to_owned(),
+        view,
+    })
 }
 
 /// Takes `bitmaps.N=NAME` and `bitmaps.N.node=NODE,bitmaps.N.name=NAME`.

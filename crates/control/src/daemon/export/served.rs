@@ -14,8 +14,9 @@ use vellum_export::unflushed_logs::UnflushedLogs;
 use super::super::server::{Server, ServerEnvironment};
 use super::super::{Failure, message};
 use super::fuse::ResizeInTurn;
-use super::{BitmapUse, Description, Wanted};
+use super::{Description, Wanted};
 use crate::Nodes;
+use crate::nodes::ShownBitmap;
 use crate::wrap::WriteThrough;
 
 /// What serves an export.
@@ -101,7 +102,7 @@ pub(super) async fn serve(
     nodes: &Nodes,
     joined: Option<u64>,
     around: Surroundings<'_>,
-) -> Result<(Served, Vec<BitmapUse>), Failure> {
+) -> Result<(Served, Vec<ShownBitmap>), Failure> {
     let has_log = matches!(wanted.kind, Wanted::VhostUserBlk(_));
     let device = match wanted.writable && !has_log {
         true => around.logs.flushed_with(device),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use parking_lot::RwLock;
 use vellum_io::Result;
 
 use super::dirty::Dirty;
@@ -12,9 +13,9 @@ use crate::qcow2::image::Image;
 ///
 /// While the bitmap records writes, an answer is that of the moment of the question; what
 /// has ended before it is in it. One of an image that did not record when the view was made
-/// is seen as it was then.
+/// is seen as it was then. Clones see the same.
 #[derive(Debug, Clone)]
-pub struct BitmapView(Viewed);
+pub struct BitmapView(Arc<RwLock<Viewed>>);
 
 #[derive(Debug, Clone)]
 enum Viewed {
@@ -33,7 +34,18 @@ impl BitmapView {
         let name = name.as_bytes().to_vec();
         let records = image.bitmaps.live().find(&name).is_some();
         let still = (!records).then(|| Arc::new(bits));
-        Ok(BitmapView(Viewed::Image { image, name, still }))
+        Ok(BitmapView::of(Viewed::Image { image, name, still }))
+    }
+
+    fn of(viewed: Viewed) -> Self {
+        BitmapView(Arc::new(RwLock::new(viewed)))
+    }
+
+    /// Has this view, and all clones of it, show what another one shows now: that of the same image,
+    /// which was opened anew, say. An image that was closed notes no writes any more.
+    pub fn turn_to(&self, other: &BitmapView) {
+        let viewed = other.0.read().clone();
+        *self.0.write() = viewed;
     }
 
     /// Whether the byte at `offset_bytes` is dirty, and how many bytes from there on, at
@@ -41,7 +53,8 @@ impl BitmapView {
     ///
     /// If the bitmap of an image was recording and is not any more, everything is dirty.
     pub fn status(&self, offset_bytes: u64, len_bytes: u64) -> (bool, u64) {
-        let (image, name, still) = match &self.0 {
+        let viewed = self.0.read();
+        let (image, name, still) = match &*viewed {
             Viewed::Memory(bitmap) => return bitmap.status(offset_bytes, len_bytes),
             Viewed::Image { image, name, still } => (image, name, still),
         };
@@ -57,6 +70,6 @@ impl BitmapView {
 
 impl From<Arc<MemoryBitmap>> for BitmapView {
     fn from(bitmap: Arc<MemoryBitmap>) -> Self {
-        BitmapView(Viewed::Memory(bitmap))
+        BitmapView::of(Viewed::Memory(bitmap))
     }
 }
