@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use vellum::nodes::Recorder;
-use vellum::qcow2::{AsQcow2, BitmapView, Bitmaps, DirtyBitmap, MemoryBitmap};
+use vellum::qcow2::{AsQcow2, BitmapOptions, BitmapView, Bitmaps, DirtyBitmap, MemoryBitmap};
 use vellum::{Error, ErrorKind, Result};
 
 use crate::Nodes;
@@ -182,5 +182,98 @@ impl NodeBitmap {
             Place::Image(bitmaps) => bitmaps.view(&self.name).await,
             Place::Memory(bitmap, _) => Ok(bitmap.clone().into()),
         }
+    }
+}
+
+/// A bitmap that was removed, and may be had back until what it was removed with is done. In memory it goes
+/// on recording.
+#[derive(Debug)]
+pub(crate) struct RemovedBitmap {
+    bitmap: Arc<MemoryBitmap>,
+    recorder: Arc<Recorder>,
+    was_in_image: bool,
+}
+
+impl NodeBitmap {
+    /// Removes it from a node, so that it can be had back; one whose content cannot be read cannot.
+    ///
+    /// # Errors
+    /// As [`NodeBitmap::set`]: it is as it was then.
+    pub(crate) async fn take_out(
+        &self,
+        state: &BitmapState,
+        node: (&Nodes, &str),
+    ) -> Result<Option<RemovedBitmap>> {
+        let bitmaps = match &self.place {
+            Place::Image(bitmaps) => bitmaps,
+            Place::Memory(bitmap, recorder) => {
+                recorder.remove(&self.name);
+                return Ok(Some(RemovedBitmap {
+                    bitmap: bitmap.clone(),
+                    recorder: recorder.clone(),
+                    was_in_image: false,
+                }));
+            }
+        };
+        let (nodes, name) = node;
+        let recorder = nodes.recorder(name).filter(|_| state.consistent);
+        let Some(recorder) = recorder else {
+            bitmaps.remove(&self.name).await?;
+            return Ok(None);
+        };
+        let size_bytes = nodes.device(name)?.size_bytes();
+        let granularity_bytes = state.granularity_bytes;
+        let bitmap = MemoryBitmap::new(&self.name, size_bytes, granularity_bytes, state.records);
+        // First of all: jobs may write to the node, and nothing of that must be missing.
+        recorder.add(bitmap.clone());
+        let content = bitmaps.read(&self.name).await;
+        let can_be_had_back = content.is_ok();
+        content.iter().for_each(|content| bitmap.merge(content));
+        let removed = bitmaps.remove(&self.name).await;
+        if !can_be_had_back || removed.is_err() {
+            recorder.remove(&self.name);
+            return removed.map(|()| None);
+        }
+        Ok(Some(RemovedBitmap {
+            bitmap,
+            recorder,
+            was_in_image: true,
+        }))
+    }
+}
+
+impl RemovedBitmap {
+    /// It is gone for good.
+    pub(crate) fn settle(self) {
+        if self.was_in_image {
+            self.recorder.remove(self.bitmap.name());
+        }
+    }
+
+    /// Has a node have it again.
+    ///
+    /// # Errors
+    /// If its image cannot take it: it stays in memory then, and records as before.
+    pub(crate) async fn restore(self, nodes: &Nodes, node: &str) -> Result<()> {
+        let name = self.bitmap.name();
+        if !self.was_in_image {
+            self.recorder.add(self.bitmap.clone());
+            return Ok(());
+        }
+        let device = nodes.device(node)?;
+        let image = device.as_qcow2().ok_or_else(|| unknown_node(node))?;
+        let options = BitmapOptions::default()
+            .granularity_bytes(Some(self.bitmap.granularity_bytes()))
+            .disabled(!self.bitmap.records())
+            .node_name(Some(node.to_owned()));
+        image.bitmaps().add(name, options).await?;
+        let content = vec![self.bitmap.read()];
+        if let Err(error) = image.bitmaps().merge(name, content).await {
+            // One of them has the name, and this one has the content.
+            let _ = image.bitmaps().remove(name).await;
+            return Err(error);
+        }
+        self.settle();
+        Ok(())
     }
 }

@@ -209,6 +209,103 @@ fn bitmaps_of_an_overlay_are_as_they_were_when_a_transaction_fails_alike() {
     same(SERVER, &script);
 }
 
+#[test]
+fn a_bitmap_that_is_removed_is_not_used_again_alike() {
+    let remove = || bitmap("remove", "a");
+    let memory = || bitmap("remove", "m");
+    let new = |name: &str, persistent: bool| {
+        let data = json!({"node": "top", "name": name, "persistent": persistent});
+        Ask("block-dirty-bitmap-add", data)
+    };
+    let merge = |target: &str, source: &str| {
+        let data = json!({"node": "top", "target": target, "bitmaps": [source]});
+        action("block-dirty-bitmap-merge", data)
+    };
+    let script = [
+        add("top", "t", json!("")),
+        new("a", true),
+        new("m", false),
+        all(&[remove(), remove()]),
+        all(&[memory(), memory()]),
+        all(&[remove(), bitmap("clear", "a")]),
+        all(&[remove(), bitmap("disable", "a")]),
+        all(&[remove(), merge("m", "a")]),
+        all(&[remove(), merge("a", "m")]),
+        all(&[remove(), bitmap("add", "a")]),
+        new("a", true),
+        new("m", false),
+        all(&[remove(), memory()]),
+        new("a", true),
+        new("m", false),
+    ];
+    same(&[], &script);
+}
+
+/// Of several bitmaps that are to be removed none is, if one of them cannot be.
+#[test]
+fn a_removal_that_fails_brings_those_before_it_back() {
+    let place = Place::new();
+    place.img("bitmap --add b kept");
+    let mut daemon = place.ours(SERVER);
+    daemon.must("blockdev-add", qcow2("top", "o", json!(null)));
+    let mut base = qcow2("base", "b", json!(null));
+    base["read-only"] = json!(true);
+    daemon.must("blockdev-add", base);
+    for (name, persistent) in [("a", true), ("off", true), ("m", false)] {
+        let new = json!({"node": "top", "name": name, "persistent": persistent});
+        daemon.must("block-dirty-bitmap-add", new);
+    }
+    let export =
+        json!({"type": "nbd", "id": "e", "node-name": "top", "name": "disk", "writable": true});
+    daemon.must("block-export-add", export);
+    place.io(DISK, &["write -P 1 64k 128k"]);
+    daemon.must(
+        "block-dirty-bitmap-disable",
+        json!({"node": "top", "name": "off"}),
+    );
+    let names = [("top", "a"), ("top", "m"), ("top", "off"), ("base", "kept")];
+    let remove = names.map(|(node, name)| {
+        action(
+            "block-dirty-bitmap-remove",
+            json!({"node": node, "name": name}),
+        )
+    });
+    let refused = daemon.ask("transaction", json!({"actions": remove}));
+    let text = refused["error"]["desc"].as_str().expect("an error");
+    assert!(!text.contains("had back"), "{text}");
+    place.io(DISK, &["write -P 2 512k 64k"]);
+    let mut sha256 = |name: &str| {
+        let data = json!({"node": "top", "name": name});
+        daemon.must("x-debug-block-dirty-bitmap-sha256", data)["sha256"].take()
+    };
+    let (a, m, off) = (sha256("a"), sha256("m"), sha256("off"));
+    assert!(a == m && a != off, "{a} {m} {off}");
+    let nodes = daemon.must("query-named-block-nodes", json!({"flat": true}));
+    let nodes = nodes.as_array().expect("nodes").iter();
+    let mut bitmaps: Vec<Value> = nodes
+        .filter_map(|node| node["dirty-bitmaps"].as_array())
+        .flatten()
+        .map(|one| {
+            json!([
+                one["name"],
+                one["count"],
+                one["recording"],
+                one["persistent"]
+            ])
+        })
+        .collect();
+    bitmaps.sort_by_key(Value::to_string);
+    let told = json!([
+        ["a", 196_608, true, true],
+        ["kept", 0, true, true],
+        ["m", 196_608, true, false],
+        ["off", 131_072, false, true],
+    ]);
+    assert_eq!(json!(bitmaps), told);
+    daemon.end();
+    place.img("check -q o");
+}
+
 /// What a bitmap of the export `bitmaps` calls dirty: offsets and lengths.
 fn dirty(place: &Place, name: &str) -> Vec<(u64, u64)> {
     let map = format!("--map=qemu:dirty-bitmap:{name}");

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use crate::Nodes;
-use crate::node_bitmap::{self as bitmap, BitmapState, NodeBitmap};
+use crate::node_bitmap::{self as bitmap, BitmapState, NodeBitmap, RemovedBitmap};
 use crate::nodes::unknown;
 use crate::qmp::{Arguments, Failure, Outcome};
 use serde_json::{Value, json};
@@ -18,6 +18,7 @@ use super::{Daemon, done};
 const MAX_NAME_BYTES: usize = 1023;
 
 /// A bitmap that is named by a node and its name.
+#[derive(PartialEq, Eq)]
 pub(super) struct BitmapRef {
     node: String,
     name: String,
@@ -116,10 +117,15 @@ pub(super) fn check_free(
 ) -> Result<(), Failure> {
     match is_kept(daemon, nodes, node, name) {
         false => Ok(()),
-        true => Err(Failure::new(format!(
-            "Bitmap '{name}' is currently in use by another operation and cannot be used"
-        ))),
+        true => Err(in_use(name)),
     }
+}
+
+/// The refusal of a bitmap that somebody keeps to himself.
+fn in_use(name: &str) -> Failure {
+    Failure::new(format!(
+        "Bitmap '{name}' is currently in use by another operation and cannot be used"
+    ))
 }
 
 /// What is done to a bitmap.
@@ -165,6 +171,7 @@ enum UndoAction {
     Disable,
     /// What was dirty before.
     SetDirty(Vec<Range<u64>>),
+    Restore(RemovedBitmap),
     Nothing,
 }
 
@@ -311,32 +318,47 @@ impl Change {
         }
     }
 
-    /// The node whose bitmap is changed.
-    pub(super) fn node(&self) -> &str {
+    fn named(&self) -> &BitmapRef {
         let (Change::Add(named, _)
         | Change::Remove(named)
         | Change::Clear(named)
         | Change::Enable(named)
         | Change::Disable(named)
         | Change::Merge(named, _)) = self;
-        &named.node
+        named
     }
 
-    /// Whether it can not be taken back.
-    pub(super) fn is_final(&self) -> bool {
-        matches!(self, Change::Remove(_))
+    /// The node whose bitmap is changed.
+    pub(super) fn node(&self) -> &str {
+        &self.named().node
     }
 
-    /// Refuses a bitmap that is not there, or that a job keeps to itself.
-    pub(super) async fn check(&self, daemon: &Daemon, nodes: &Nodes) -> Result<(), Failure> {
-        match self {
-            Change::Add(..) => Ok(()),
-            Change::Remove(named)
-            | Change::Clear(named)
-            | Change::Enable(named)
-            | Change::Disable(named)
-            | Change::Merge(named, _) => named.find(daemon, nodes).await.map(drop),
+    /// Refuses to use a bitmap that is among the `removed` ones.
+    pub(super) fn check_not_among<'a>(
+        &self,
+        removed: impl Iterator<Item = &'a Change>,
+    ) -> Result<(), Failure> {
+        let sources = match self {
+            Change::Merge(_, sources) => &sources[..],
+            _ => &[],
+        };
+        let mut used = sources.iter().chain([self.named()]);
+        let gone: Vec<&BitmapRef> = removed.map(Change::named).collect();
+        match used.find(|named| gone.contains(named)) {
+            Some(named) => Err(in_use(&named.name)),
+            None => Ok(()),
         }
+    }
+
+    /// Refuses to remove a bitmap that is not there, or that somebody keeps to himself. Whether it can be had
+    /// back.
+    pub(super) async fn check_removal(
+        &self,
+        daemon: &Daemon,
+        nodes: &Nodes,
+    ) -> Result<bool, Failure> {
+        let (_, state) = self.named().find(daemon, nodes).await?;
+        Ok(state.consistent)
     }
 
     /// Makes the change; nobody may write meanwhile if it is to be taken back.
@@ -344,9 +366,9 @@ impl Change {
         match self {
             Change::Add(named, new) => new.add(named, nodes).await,
             Change::Remove(named) => {
-                let (bitmap, _) = named.find(daemon, nodes).await?;
-                bitmap.remove().await?;
-                Ok(named.undo(UndoAction::Nothing))
+                let (bitmap, state) = named.find(daemon, nodes).await?;
+                let removed = bitmap.take_out(&state, (nodes, &named.node)).await?;
+                Ok(named.undo(removed.map_or(UndoAction::Nothing, UndoAction::Restore)))
             }
             Change::Clear(named) => {
                 let (bitmap, _) = named.find(daemon, nodes).await?;
@@ -394,6 +416,13 @@ impl BitmapRef {
 }
 
 impl BitmapUndo {
+    /// The change stays.
+    pub(super) fn settle(self) {
+        if let UndoAction::Restore(removed) = self.action {
+            removed.settle();
+        }
+    }
+
     /// Takes the change back, or says which bitmap has kept it, and why.
     pub(super) async fn run(self, nodes: &Nodes) -> Result<(), Failure> {
         let (node, name) = (self.node.clone(), self.name.clone());
@@ -407,16 +436,18 @@ impl BitmapUndo {
 
     async fn take_back(self, nodes: &Nodes) -> Result<(), Failure> {
         let BitmapUndo { node, name, action } = self;
-        if matches!(action, UndoAction::Nothing) {
-            return Ok(());
-        }
+        let action = match action {
+            UndoAction::Nothing => return Ok(()),
+            UndoAction::Restore(removed) => return Ok(removed.restore(nodes, &node).await?),
+            action => action,
+        };
         let (bitmap, _) = BitmapRef { node, name }.look_up(nodes).await?;
         match action {
             UndoAction::Remove => bitmap.remove().await?,
             UndoAction::Enable => bitmap.set_records(true).await?,
             UndoAction::Disable => bitmap.set_records(false).await?,
             UndoAction::SetDirty(ranges) => bitmap.set(ranges).await?,
-            UndoAction::Nothing => {}
+            UndoAction::Restore(_) | UndoAction::Nothing => {}
         }
         Ok(())
     }
@@ -426,7 +457,11 @@ impl BitmapUndo {
 pub(super) async fn change(daemon: Rc<Daemon>, arguments: Arguments, kind: Kind) -> Outcome {
     let change = Change::take(kind, arguments)?;
     let parts = daemon.parts.lock().await;
-    change.make(&daemon, &parts.nodes).await?;
+    match &change {
+        // Nothing comes behind that for which it would have to be had back.
+        Change::Remove(named) => named.find(&daemon, &parts.nodes).await?.0.remove().await?,
+        change => drop(change.make(&daemon, &parts.nodes).await?),
+    }
     done()
 }
 

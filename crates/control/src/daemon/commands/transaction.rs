@@ -3,7 +3,8 @@
 //! Invariants:
 //! - While actions are carried out no request runs on a disk that one of them is about, so
 //!   that backups and bitmaps of several disks begin at one moment.
-//! - An action that cannot be taken back comes after all that may fail before it.
+//! - Bitmaps are removed after all that may fail before, and those are had back of which the next one
+//!   cannot be removed: until then they are in memory.
 //! - Where one disk of a transaction shows another one, all between are held, and none of these for
 //!   what those above ask of it: what is made durable there for a snapshot would wait for who is held
 //!   up here. Where one stands on another by a way that the graph does not show, it is held first.
@@ -277,18 +278,25 @@ async fn make_all(
     nodes: &Nodes,
     made: &mut Vec<CompletedAction>,
 ) -> Result<(), Failure> {
-    let mut last = Vec::new();
+    let mut removals: Vec<(bool, Change)> = Vec::new();
     for action in actions {
+        if let Action::Bitmap(change) = &action
+            && change.kind() != Kind::Add
+        {
+            change.check_not_among(removals.iter().map(|(_, removal)| removal))?;
+        }
         match action {
-            Action::Bitmap(change) if change.is_final() => {
-                change.check(daemon, nodes).await?;
-                last.push(change);
+            Action::Bitmap(change) if change.kind() == Kind::Remove => {
+                let is_final = !change.check_removal(daemon, nodes).await?;
+                removals.push((is_final, change));
             }
             action => made.push(action.make(daemon, nodes).await?),
         }
     }
-    for change in last {
-        change.make(daemon, nodes).await?;
+    removals.sort_by_key(|(is_final, _)| *is_final);
+    for (_, removal) in removals {
+        let removed = removal.make(daemon, nodes).await?;
+        made.push(CompletedAction::Bitmap(removed));
     }
     Ok(())
 }
@@ -345,7 +353,8 @@ pub(super) async fn carry_out(daemon: Rc<Daemon>, mut arguments: Arguments) -> O
         match it {
             CompletedAction::Backup(job, backup) => jobs::start(daemon.clone(), job, *backup),
             CompletedAction::Overlay(made) => made.settle(nodes).await,
-            CompletedAction::Internal(_) | CompletedAction::Bitmap(_) => {}
+            CompletedAction::Bitmap(made) => made.settle(),
+            CompletedAction::Internal(_) => {}
         }
     }
     done()
