@@ -428,3 +428,52 @@ fn other_commands_are_answered_while_a_disk_is_changed_whose_server_is_silent() 
     daemon.wait_for_exit();
     target.0.end();
 }
+
+/// So does whoever changes bitmaps of a disk, or has it become inactive.
+#[test]
+fn other_commands_are_answered_while_bitmaps_are_changed_of_a_silent_server() {
+    let place = Place::new();
+    let target = Target::start(&place);
+    place.img("create -q -f qcow2 nbd+unix:///?socket=theirs 1M");
+    let server = place.path("theirs").display().to_string();
+    let node = format!(
+        "qcow2,node-name=to,file.driver=nbd,file.server.type=unix,file.server.path={server}"
+    );
+    let mut daemon = place.ours(&[
+        "--chardev",
+        "socket,id=s,path=qmp,server=on,wait=off",
+        "--monitor",
+        "s",
+        "--blockdev",
+        &node,
+    ]);
+    let mut other = Monitor::connect(&place);
+    let named = json!({"node": "to", "name": "b"});
+    let merge = json!({"node": "to", "target": "b", "bitmaps": ["c"]});
+    let activity = |active: bool| json!({"node-name": "to", "active": active});
+    let persistent = |name: &str| json!({"node": "to", "name": name, "persistent": true});
+    for (command, arguments) in [
+        ("block-dirty-bitmap-add", persistent("b")),
+        ("block-dirty-bitmap-add", persistent("c")),
+        ("block-dirty-bitmap-clear", named.clone()),
+        ("block-dirty-bitmap-merge", merge),
+        ("block-dirty-bitmap-disable", named.clone()),
+        ("x-debug-block-dirty-bitmap-sha256", named.clone()),
+        ("block-dirty-bitmap-enable", named.clone()),
+        ("block-dirty-bitmap-remove", named),
+        ("blockdev-set-active", activity(false)),
+        ("blockdev-set-active", activity(true)),
+    ] {
+        target.signal(&place, "-STOP");
+        other.ask(command, arguments);
+        std::thread::sleep(Duration::from_millis(300));
+        let null = json!({"driver": "null-co", "node-name": "more"});
+        daemon.must("blockdev-add", null);
+        daemon.must("blockdev-del", json!({"node-name": "more"}));
+        target.signal(&place, "-CONT");
+        let done = other.answer();
+        assert!(done.get("return").is_some(), "{command}: {done}");
+    }
+    daemon.end();
+    target.0.end();
+}

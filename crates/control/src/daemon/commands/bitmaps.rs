@@ -333,16 +333,25 @@ impl Change {
         &self.named().node
     }
 
+    /// The nodes that have to answer while it is made.
+    pub(super) fn nodes(&self) -> Vec<String> {
+        self.all_named().map(|named| named.node.clone()).collect()
+    }
+
+    fn all_named(&self) -> impl Iterator<Item = &BitmapRef> {
+        let sources = match self {
+            Change::Merge(_, sources) => &sources[..],
+            _ => &[],
+        };
+        sources.iter().chain([self.named()])
+    }
+
     /// Refuses to use a bitmap that is among the `removed` ones.
     pub(super) fn check_not_among<'a>(
         &self,
         removed: impl Iterator<Item = &'a Change>,
     ) -> Result<(), Failure> {
-        let sources = match self {
-            Change::Merge(_, sources) => &sources[..],
-            _ => &[],
-        };
-        let mut used = sources.iter().chain([self.named()]);
+        let mut used = self.all_named();
         let gone: Vec<&BitmapRef> = removed.map(Change::named).collect();
         match used.find(|named| gone.contains(named)) {
             Some(named) => Err(in_use(&named.name)),
@@ -456,6 +465,7 @@ impl BitmapUndo {
 /// A command that changes a bitmap.
 pub(super) async fn change(daemon: Rc<Daemon>, arguments: Arguments, kind: Kind) -> Outcome {
     let change = Change::take(kind, arguments)?;
+    daemon.wait_for_answers(&change.nodes()).await?;
     let parts = daemon.parts.lock().await;
     match &change {
         // Nothing comes behind that for which it would have to be had back.
@@ -469,6 +479,9 @@ pub(super) async fn change(daemon: Rc<Daemon>, arguments: Arguments, kind: Kind)
 pub(super) async fn sha256(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
     let named = BitmapRef::take(&mut arguments)?;
     arguments.finish()?;
+    daemon
+        .wait_for_answers(std::slice::from_ref(&named.node))
+        .await?;
     let parts = daemon.parts.lock().await;
     let (bitmap, _) = named.look_up(&parts.nodes).await?;
     let digest = bitmap.read().await?.sha256();

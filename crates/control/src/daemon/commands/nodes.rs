@@ -42,6 +42,10 @@ pub(super) async fn set_active(daemon: Rc<Daemon>, mut arguments: Arguments) -> 
     let name = arguments.text("node-name")?;
     let active = arguments.need_switch("active")?;
     arguments.finish()?;
+    // They are opened anew.
+    let affected = daemon.nodes.affected_by_activity(name.as_deref(), active)?;
+    daemon.wait_for_answers(&affected).await?;
+    daemon.nodes.flush_all(&affected).await;
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;
     let affected = nodes.affected_by_activity(name.as_deref(), active)?;

@@ -125,6 +125,7 @@ impl Action {
     fn nodes(&self) -> Vec<String> {
         match self {
             Action::Overlay(asked) => asked.nodes(),
+            Action::Bitmap(change) => change.nodes(),
             other => other.disk().into_iter().map(str::to_owned).collect(),
         }
     }
