@@ -238,9 +238,11 @@ pub async fn carry_out(daemon: &Rc<Daemon>, name: &str, arguments: Arguments) ->
         Some((known, command)) => {
             let noted = daemon.state.prepare(known, &arguments);
             let outcome = command(daemon.clone(), arguments).await;
-            // What was opened in vain.
-            let closed = daemon.nodes.close_abandoned();
-            daemon.stop.or_give_up(closed).await;
+            if !only_looks(known) {
+                // What was opened in vain.
+                let closed = daemon.nodes.close_abandoned();
+                daemon.stop.or_give_up(closed).await;
+            }
             daemon.record(noted, outcome).await
         }
         None => Err(Failure::of(
@@ -297,6 +299,13 @@ fn read_back(written: Written) -> Outcome {
 /// Whether there is a command of this name.
 pub(super) fn exists(name: &str) -> bool {
     name == "qmp_capabilities" || COMMANDS.iter().any(|(known, _)| *known == name)
+}
+
+/// Whether a command changes nothing, and may be given up anywhere.
+pub(super) fn only_looks(name: &str) -> bool {
+    ["query-", "x-vellum-query-", "x-debug-query-"]
+        .iter()
+        .any(|start| name.starts_with(start))
 }
 
 /// Success without anything to tell.

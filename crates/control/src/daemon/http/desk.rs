@@ -1,7 +1,10 @@
 //! The daemon's side: commands are carried out, and moments told, on the lane of the monitors.
 //!
-//! Invariant: a command that has begun goes on to its end, whether or not somebody still waits for the
-//! answer, unless it waits for a server itself ([`Askers`](crate::daemon::askers::Askers)).
+//! Invariants:
+//! - A command that has begun goes on to its end, whether or not somebody still waits for the answer, unless
+//!   it waits for a server itself ([`Askers`](crate::daemon::askers::Askers)).
+//! - What only looks ends with whoever has asked: anybody may ask for that, and nothing is kept of those who
+//!   ask and go while others hold the daemon.
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -84,6 +87,7 @@ async fn carry_out(
     let command = pin!(daemon.askers.carry_out_for(&gone, command));
     let outcome = match select(command, answer.cancellation()).await {
         Either::Left((outcome, _)) => outcome,
+        Either::Right(_) if commands::only_looks(&name) => return,
         Either::Right(((), command)) => {
             gone.request();
             command.await

@@ -321,6 +321,24 @@ fn what_nobody_waits_for_is_not_opened() {
     });
 }
 
+/// Whoever holds the daemon may do so for as long as a server likes.
+#[test]
+fn nothing_is_kept_of_those_who_look_and_go() {
+    Place::run(|place| async move {
+        let held = place.daemon.parts.lock().await;
+        let before = Rc::strong_count(&place.daemon);
+        for target in ["/v1/exports", "/v1/disks/d/space", "/v1/nodes"] {
+            let asked = pin!(place.ask("GET", target, Value::Null));
+            let a_while = pin!(lane::sleep(Duration::from_millis(50)));
+            drop(select(asked, a_while).await);
+        }
+        lane::sleep(Duration::from_millis(50)).await;
+        assert_eq!(Rc::strong_count(&place.daemon), before);
+        drop(held);
+        assert_eq!(place.get("/v1/exports").await, json!([]));
+    });
+}
+
 #[test]
 fn who_asks_at_the_end_is_told_so() {
     block_on(async {
