@@ -1,9 +1,11 @@
 //! `blockdev-mirror`, as whoever moves a disk uses it.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::backup::{DISK, SERVER};
 use crate::place::Step::{Ask, Wait};
 use crate::place::{Daemon, NAME, Place, Step, add, qcow2, same, with};
 
@@ -189,6 +191,50 @@ fn a_mirror_waits_to_be_finalized_alike() {
         Ask("blockdev-del", json!({"node-name": "to"})),
     ]);
     same(&[], &script);
+}
+
+/// However much was written while it was pending: that is copied while others go on.
+#[test]
+fn others_go_on_while_a_mirror_that_was_pending_comes_to_its_end() {
+    let place = Place::new();
+    for name in ["big", "copy"] {
+        place.img(&format!("create -q -f qcow2 {name} 64M"));
+    }
+    let mut daemon = place.ours(SERVER);
+    let limits = json!({"bps-write": 8 << 20});
+    let group = json!({"qom-type": "throttle-group", "id": "g", "limits": limits});
+    daemon.must("object-add", group);
+    daemon.must("blockdev-add", qcow2("disk", "big", json!(null)));
+    let slow = json!({"driver": "throttle", "node-name": "to", "throttle-group": "g",
+        "file": qcow2("copy", "copy", json!(null))});
+    daemon.must("blockdev-add", slow);
+    let export =
+        json!({"type": "nbd", "id": "e", "node-name": "disk", "name": "disk", "writable": true});
+    daemon.must("block-export-add", export);
+    let mirror = json!({"job-id": "j", "device": "disk", "target": "to", "sync": "full",
+        "auto-finalize": false});
+    daemon.must("blockdev-mirror", mirror);
+    daemon.wait("j", "ready");
+    daemon.must("job-complete", json!({"id": "j"}));
+    daemon.wait("j", "pending");
+    place.io(DISK, &["write -P 7 0 32M"]);
+    daemon.must("job-finalize", json!({"id": "j"}));
+    // By now it copies.
+    std::thread::sleep(Duration::from_millis(300));
+    let asked = Instant::now();
+    let null = json!({"driver": "null-co", "node-name": "other"});
+    daemon.must("blockdev-add", null);
+    let took = asked.elapsed();
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    let jobs = daemon.must("query-jobs", json!({}));
+    assert_eq!(
+        jobs[0]["status"], "pending",
+        "it has ended too soon to tell"
+    );
+    daemon.wait("j", "null");
+    place.io(DISK, &["read -P 7 0 32M", "write -P 8 32M 64k"]);
+    daemon.end();
+    place.io("copy", &["read -P 7 0 32M", "read -P 8 32M 64k"]);
 }
 
 /// What a target shows where it holds nothing may come when all is copied: by a snapshot of what nobody uses.

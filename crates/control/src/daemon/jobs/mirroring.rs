@@ -6,6 +6,7 @@
 //!   were told is written, durably, and what they leave is durable too.
 //! - They are held up for a limited time; where that is too short to end, they go on, and more
 //!   is copied beside them first.
+//! - However long it was pending: what was written meanwhile is copied before other commands wait.
 //! - A job that is given up lets the source go at once. A target that has not answered yet
 //!   stays in use until it has, or has failed: what is on its way to it may still land.
 
@@ -78,8 +79,7 @@ impl Mirroring {
         let nodes = self.job_nodes.nodes.clone();
         let mut limit = HOLD;
         loop {
-            // However long it was pending: users are held up only for what they write while
-            // this ends.
+            // Users are held up only for what they write while this ends.
             self.copier.draw_near().await?;
             nodes.flush(&self.source).await?;
             let begun = lane::now();
@@ -164,6 +164,10 @@ impl Work for Mirroring {
                 return Ok(CopyOutcome::GivenUp);
             }
         }
+    }
+
+    async fn draw_near(&mut self) -> vellum::Result<()> {
+        self.copier.draw_near().await
     }
 
     async fn conclude(&mut self, job: &Job) -> vellum::Result<()> {

@@ -19,6 +19,7 @@ pub(super) mod fleece;
 mod job_nodes;
 pub(super) mod mirror;
 pub(super) mod mirroring;
+mod progress;
 pub(super) mod scrub;
 #[cfg_attr(
     not(feature = "http"),
@@ -37,7 +38,6 @@ use futures_util::future::{Either, select};
 use serde_json::{Value, json};
 use tracing::trace;
 use vellum_io::spawn;
-use vellum_jobs::copy::Observer;
 use vellum_jobs::job::{JobCommand, JobControl, Status, Verb};
 use vellum_jobs::live::{CopyOutcome, MirrorHandle};
 
@@ -46,6 +46,7 @@ use super::events::Events;
 use crate::{error_text, qmp};
 use estimate::Estimate;
 pub(super) use job_nodes::JobNodes;
+use progress::ProgressReporter;
 #[cfg_attr(
     not(feature = "http"),
     allow(unused_imports, reason = "only HTTP looks at it")
@@ -115,6 +116,11 @@ pub(super) enum Completion {
 pub(super) trait Work: 'static {
     /// Does it, up to where the result only has to be put in force.
     async fn run(&mut self, job: &Job) -> vellum::Result<CopyOutcome>;
+
+    /// Does what it can beside others, before these wait for the rest of it.
+    async fn draw_near(&mut self) -> vellum::Result<()> {
+        Ok(())
+    }
 
     /// Puts the result in force.
     async fn conclude(&mut self, job: &Job) -> vellum::Result<()>;
@@ -562,6 +568,10 @@ async fn finalize(daemon: &Daemon, job: &Job, work: &mut impl Work) -> vellum::R
         job.until(|job| job.finalized.get() || job.is_cancelled())
             .await;
     }
+    match select(pin!(work.draw_near()), pin!(job.until(Job::is_cancelled))).await {
+        Either::Left((near, _)) => near?,
+        Either::Right(_) => return Ok(CopyOutcome::GivenUp),
+    }
     let _parts = daemon.parts.lock().await;
     if !job.decide() {
         return Ok(CopyOutcome::GivenUp);
@@ -569,22 +579,5 @@ async fn finalize(daemon: &Daemon, job: &Job, work: &mut impl Work) -> vellum::R
     match work.conclude(job).await {
         Err(_) if job.is_cancelled() => Ok(CopyOutcome::GivenUp),
         concluded => concluded.map(|()| CopyOutcome::All),
-    }
-}
-
-/// Tells the job how far a copy is.
-pub(super) struct ProgressReporter<'a> {
-    pub(super) job: &'a Job,
-    /// Only what has to be written counts, not how far that is in the image.
-    pub(super) exact: bool,
-}
-
-impl Observer for ProgressReporter<'_> {
-    fn wants_progress(&self) -> bool {
-        self.exact
-    }
-
-    fn progress(&mut self, done_bytes: u64, total_bytes: u64) {
-        self.job.set_progress(done_bytes, total_bytes);
     }
 }
