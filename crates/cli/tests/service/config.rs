@@ -307,6 +307,48 @@ fn overlays_of_one_image_are_opened_anew_under_a_client() {
     service.end();
 }
 
+/// A disk that cannot go because a job works on it keeps its clients.
+#[test]
+fn a_reload_that_a_job_makes_impossible_hangs_up_on_nobody() {
+    let place = Place::new();
+    for name in ["a", "b"] {
+        place.must(VELLUM, &["create", "-q", "-f", "qcow2", name, "64M"]);
+    }
+    place.write("disks.toml", &(DAEMON.to_owned() + &disk("a", "")));
+    let service = place.serve(&["--config", "disks.toml"]);
+    let mut monitor = Client::connect(&place.path("qmp.sock"));
+    let file = json!({"driver": "file", "filename": "b"});
+    let target = json!({"driver": "qcow2", "node-name": "to", "file": file});
+    monitor.must("blockdev-add", target);
+    // After the first piece it would take days.
+    place.io("a", &["write -P 9 0 16M"]);
+    let backup = json!({
+        "job-id": "j", "device": "a", "target": "to", "sync": "full", "speed": 1,
+        "auto-dismiss": false,
+    });
+    monitor.must("blockdev-backup", backup);
+    let busy = Busy::begin(&place, "a");
+    let other = disk("a", "").replace("image = 'a'", "image = 'c'");
+    place.write("disks.toml", &(DAEMON.to_owned() + &other));
+    let told = service.reload();
+    assert!(told.contains("1 not as wanted"), "{told}");
+    let log = service.log();
+    assert!(
+        log.contains("block device is in use by block job: backup"),
+        "{log}"
+    );
+    assert!(busy.end() > 0);
+    // Once it is over the next reload does it.
+    monitor.must("job-cancel", json!({"id": "j"}));
+    while monitor.must("query-jobs", json!({}))[0]["status"] != "concluded" {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let told = service.reload();
+    assert!(told.contains("STATUS=1 disks, 1 exports"), "{told}");
+    place.io("a", &["read -P 0 0 1M"]);
+    service.end();
+}
+
 /// A disk that comes with a reload may have a server that does not answer.
 #[test]
 fn a_reload_that_waits_for_a_server_holds_nobody_up() {

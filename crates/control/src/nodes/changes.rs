@@ -68,6 +68,24 @@ impl Nodes {
         self.lock().check_no_job(name)
     }
 
+    /// Refuses a node if a job works on it, or on one that would be closed with it.
+    ///
+    /// # Errors
+    /// As [`Nodes::check_no_job`].
+    pub(crate) fn check_no_job_within(&self, name: &str) -> Result<()> {
+        let named = self.lock();
+        let mut owned = named.owned(name).filter(|node| !named.has_heir(node, name));
+        owned.try_for_each(|node| named.check_no_job(node))
+    }
+
+    /// Refuses to open a node anew that a job works on.
+    ///
+    /// # Errors
+    /// As [`Nodes::check_no_job`].
+    pub(crate) fn check_not_watched(&self, name: &str) -> Result<()> {
+        self.lock().check_not_watched(name)
+    }
+
     /// Closes a node that was added, with all that it owns.
     ///
     /// # Errors

@@ -211,8 +211,9 @@ fn name_of(request: &ConfigRequest) -> Option<&str> {
 /// Takes out the changes of which a step is refused for sure: nobody is hung up on for them.
 fn refuse_early(daemon: &Daemon, steps: &mut Vec<Step>) -> Vec<(Step, String)> {
     let refused = steps.iter().filter_map(|step| {
-        let lost = refuse_to_lose(daemon, &step.request).err();
-        let text = lost.map(|failure| failure.text);
+        let lost = refuse_to_lose(daemon, &step.request);
+        let refused = lost.and_then(|()| refuse_beside_jobs(daemon, &step.request));
+        let text = refused.err().map(|failure| failure.text);
         Some((step.clone(), text.or_else(|| missing_file(&step.request))?))
     });
     let refused: Vec<(Step, String)> = refused.collect();
@@ -252,6 +253,29 @@ fn refuse_to_lose(daemon: &Daemon, request: &ConfigRequest) -> Result<(), Failur
              have been led back"
         ))),
     }
+}
+
+/// Refuses to take a disk away, or to open it anew, while a job works on it.
+fn refuse_beside_jobs(daemon: &Daemon, request: &ConfigRequest) -> Result<(), Failure> {
+    let nodes = &daemon.nodes;
+    match (request.command, name_of(request)) {
+        ("blockdev-del", Some(name)) => Ok(nodes.check_no_job_within(name)?),
+        ("blockdev-reopen", _) => {
+            let options = request.arguments.get("options").and_then(Value::as_array);
+            let mut described = options.into_iter().flatten().flat_map(described_nodes);
+            Ok(described.try_for_each(|name| nodes.check_not_watched(name))?)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The names of the nodes that options describe, those below one among them.
+fn described_nodes(options: &Value) -> Vec<&str> {
+    let members = options.as_object();
+    let below = members.into_iter().flat_map(Map::values);
+    let mut names: Vec<&str> = below.flat_map(described_nodes).collect();
+    names.extend(options["node-name"].as_str());
+    names
 }
 
 /// Where clients have led the users of a disk, unless another image has its name by now.
