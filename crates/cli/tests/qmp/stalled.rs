@@ -459,6 +459,7 @@ fn other_commands_are_answered_while_bitmaps_are_changed_of_a_silent_server() {
         ("block-dirty-bitmap-merge", merge),
         ("block-dirty-bitmap-disable", named.clone()),
         ("x-debug-block-dirty-bitmap-sha256", named.clone()),
+        ("query-named-block-nodes", json!({})),
         ("block-dirty-bitmap-enable", named.clone()),
         ("block-dirty-bitmap-remove", named),
         ("blockdev-set-active", activity(false)),

@@ -52,14 +52,18 @@ const FILTERS: [&str; 8] = [
 impl Node {
     /// Whether it may have bitmaps, of its image's or its own; no file is asked.
     pub(super) fn may_have_bitmaps(&self) -> bool {
-        let is_stored = match &self.opened.kind {
+        self.stores_bitmaps() || !self.is_filter && !self.bitmaps.recorder.is_empty()
+    }
+
+    /// Whether it is an image that holds bitmaps; no file is asked.
+    fn stores_bitmaps(&self) -> bool {
+        match &self.opened.kind {
             NodeKind::Device(device) if self.opened.driver == "qcow2" => {
                 let image = device.as_qcow2();
                 image.is_some_and(|image| !image.bitmaps().are_none())
             }
             _ => false,
-        };
-        is_stored || !self.is_filter && !self.bitmaps.recorder.is_empty()
+        }
     }
 
     /// Whether it shows another node, with something done on the way.
@@ -108,6 +112,14 @@ impl Nodes {
             false => node.bitmaps.recorder.clone(),
         };
         Some((image, recorder))
+    }
+
+    /// The files of the images that hold bitmaps: whoever lists these reads there.
+    pub(crate) fn files_with_bitmaps(&self) -> Vec<String> {
+        let named = self.lock();
+        let images = named.nodes.iter().filter(|(_, node)| node.stores_bitmaps());
+        let file = |name: &String| Some(named.uses.by_as(name, "file")?.node.clone());
+        images.filter_map(|(name, _)| file(name)).collect()
     }
 
     /// The cluster size of a node, or of what it shows if it has none, in bytes.

@@ -31,6 +31,9 @@ const NODES_A_TURN: usize = 64;
 pub(super) async fn write(daemon: Rc<Daemon>, mut arguments: Arguments) -> Written {
     let is_flat = arguments.switch("flat")?.unwrap_or(false);
     arguments.finish()?;
+    // Who has bitmaps listed waits for silent servers, and nobody else does.
+    let files = daemon.nodes.files_with_bitmaps();
+    daemon.wait_for_answers(&files).await?;
     let parts = daemon.parts.lock().await;
     let inventory = parts.nodes.inventory(Wanted {
         filenames: true,
