@@ -306,7 +306,7 @@ impl Nodes {
         if !mutants::is(Mutant::LeaveUnflushed) {
             self.flush(&held.node).await?;
         }
-        let note = self.before_leading.note(self, &held.node, name);
+        let note = self.before_leading.note(self, Some((&held.node, name)));
         if let Some(note) = note {
             note.await?;
         }

@@ -1,5 +1,5 @@
-//! Users of a node that are led to another one: [`BeforeLeading`], who wants to know of it before, and
-//! [`Leads`], where they are now.
+//! Users of a node that are led to another one, or whose node stands on another one: [`BeforeLeading`], who
+//! wants to know of it before, and [`Leads`], where they are now.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,16 +12,17 @@ use vellum::Result;
 use super::{MADE_UP, NamedNode, Nodes};
 
 type Note = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
-type Notes = dyn Fn(&Nodes, &str, &str) -> Note + Send + Sync;
+type Notes = dyn Fn(&Nodes, Option<(&str, &str)>) -> Note + Send + Sync;
 
 /// Notes it, while users are held up; if that fails they stay.
 #[derive(Clone, Default)]
 pub(super) struct BeforeLeading(Arc<OnceLock<Box<Notes>>>);
 
 impl BeforeLeading {
-    /// What is to be waited for, if anybody wants to know.
-    pub(super) fn note(&self, nodes: &Nodes, from: &str, to: &str) -> Option<Note> {
-        self.0.get().map(|notes| notes(nodes, from, to))
+    /// What is to be waited for, if anybody wants to know. `led`: the node whose users are held up, and
+    /// the one that they are led to; none where nodes that they use have changed.
+    pub(super) fn note(&self, nodes: &Nodes, led: Option<(&str, &str)>) -> Option<Note> {
+        self.0.get().map(|notes| notes(nodes, led))
     }
 }
 
@@ -228,6 +229,18 @@ impl Nodes {
     pub fn before_leading(
         &self,
         notes: impl Fn(&Nodes, &str, &str) -> Note + Send + Sync + 'static,
+    ) {
+        self.before_going_on(move |nodes, led| match led {
+            Some((from, to)) => notes(nodes, from, to),
+            None => Box::pin(async { Ok(()) }),
+        });
+    }
+
+    /// As [`Nodes::before_leading`], and without nodes where those that users are held up on stand on
+    /// other ones, or show other bytes of these: what they write is elsewhere when they go on.
+    pub(crate) fn before_going_on(
+        &self,
+        notes: impl Fn(&Nodes, Option<(&str, &str)>) -> Note + Send + Sync + 'static,
     ) {
         let _ = self.before_leading.0.set(Box::new(notes));
     }

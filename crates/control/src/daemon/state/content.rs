@@ -26,7 +26,23 @@ pub(in crate::daemon) struct ExportPiece {
     pub(in crate::daemon) node: String,
 }
 
+/// Whether a job ends with its users on another node.
+fn moves_users(job: &Value) -> bool {
+    let command = job["command"].as_str().unwrap_or_default();
+    command.ends_with("mirror") || command.ends_with("commit")
+}
+
 impl Content {
+    /// Has exports of a node show another one.
+    pub(super) fn lead(&mut self, from: &str, to: &str) {
+        for export in self.exports.iter_mut().filter(|one| one.node == from) {
+            to.clone_into(&mut export.node);
+        }
+        // Begun anew it would have what is older written over what users go on with.
+        self.jobs
+            .retain(|job| job["arguments"]["device"] != from || !moves_users(job));
+    }
+
     /// All of it, as the file has it.
     pub(super) fn text(&self) -> String {
         let jobs = Value::Array(self.jobs.clone()).to_string();

@@ -122,13 +122,38 @@ fn sum(text: &str) -> String {
         .collect()
 }
 
+/// Why a file was not written.
+#[derive(Debug)]
+pub(super) enum WriteFailure {
+    /// The one before is in its place.
+    AsBefore(io::Error),
+    /// It is in its place, and may not be after a power cut.
+    Replaced(io::Error),
+}
+
+impl WriteFailure {
+    pub(super) fn error(&self) -> &io::Error {
+        match self {
+            WriteFailure::AsBefore(error) | WriteFailure::Replaced(error) => error,
+        }
+    }
+}
+
 /// Puts a file in the place of the one that is there, durably.
 ///
 /// # Errors
-/// What the system says; the old one is there then.
-pub(super) fn write(path: &Path, body: &str) -> io::Result<()> {
+/// What the system says, and which of the two is there.
+pub(super) fn write(path: &Path, body: &str) -> Result<(), WriteFailure> {
+    let folder = replace(path, body).map_err(WriteFailure::AsBefore)?;
+    folder.sync_all().map_err(WriteFailure::Replaced)
+}
+
+/// Puts a file in the place of the one that is there; the folder that is to know it durably.
+fn replace(path: &Path, body: &str) -> io::Result<File> {
     let head = json!({MARK: VERSION, "sum": sum(body)});
     let new = new_path(path);
+    // When the file is there it is too late to find that no more can be opened.
+    let folder = File::open(folder_of(path))?;
     // Images have names that others need not know.
     match std::fs::remove_file(&new) {
         // What a daemon that was killed had begun.
@@ -142,7 +167,7 @@ pub(super) fn write(path: &Path, body: &str) -> io::Result<()> {
     file.write_all(format!("{head}\n{body}\n").as_bytes())?;
     file.sync_all()?;
     std::fs::rename(&new, path)?;
-    File::open(folder_of(path))?.sync_all()
+    Ok(folder)
 }
 
 /// Reads a file; `None` if there is none.

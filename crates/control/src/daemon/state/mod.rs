@@ -6,8 +6,9 @@
 //! jobs) is noted when the command succeeds.
 //!
 //! Invariants:
-//! - Users of a node go on with another one (a snapshot's overlay, the target of a mirror) only when
-//!   the file says so, and while they are held up: what they write from then on is found there.
+//! - Users of a node go on with another one (a snapshot's overlay, the target of a mirror), or with one that
+//!   a client has had opened anew, only when the file says so, and are held up until then: what they write
+//!   from then on is found there.
 //! - A client is told that something is done when the file has it.
 //! - Nothing is written before everything was brought back, nor while the daemon ends.
 
@@ -15,33 +16,31 @@ mod anew;
 mod content;
 mod described;
 mod file;
+mod keeper;
 mod lost;
 mod named;
 mod restore;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::pin::Pin;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
-use vellum::{Error, ErrorKind};
-use vellum_io::error::io_text;
 use vellum_jobs::job::Status;
 
 use super::config::Parts;
 use super::jobs::Jobs;
 use super::{Daemon, DaemonState};
 use crate::Nodes;
-use crate::nodes::DescriptionMemo;
 use crate::qmp::{Arguments, Failure, Outcome};
 use crate::throttle_groups;
 use content::Content;
 pub(super) use content::ExportPiece;
 pub(super) use described::shows_the_same;
+use keeper::{Keeper, nameless};
 use lost::Lost;
 pub use restore::SavedState;
 
@@ -81,120 +80,6 @@ const OF_NO_STATE: [&str; 21] = [
     "ringbuf-",
     "x-debug-",
 ];
-
-/// Writes the file; it may be asked from any lane.
-#[derive(Debug)]
-struct Keeper {
-    path: PathBuf,
-    /// What the file has.
-    written: Mutex<Arc<Content>>,
-    /// How often it was to be written.
-    asked: Mutex<u64>,
-    /// Which of these was written last; held while one is.
-    done: Mutex<u64>,
-    memo: Mutex<DescriptionMemo>,
-    lost: Arc<Mutex<Lost>>,
-}
-
-impl Keeper {
-    /// Has the file say what there is, also where nobody waits for that any more.
-    async fn write(self: &Arc<Self>, content: Content) -> vellum::Result<()> {
-        let number = {
-            let mut asked = self.asked.lock();
-            let is_still = self.done.try_lock().is_some_and(|done| *done == *asked);
-            if is_still && **self.written.lock() == content {
-                return Ok(());
-            }
-            *asked += 1;
-            *asked
-        };
-        let (keeper, content) = (self.clone(), Arc::new(content));
-        let (sender, receiver) = futures_channel::oneshot::channel();
-        // A disk takes its time, and jobs and timers have none.
-        std::thread::spawn(move || {
-            // Who asked may have been given up meanwhile.
-            let _ = sender.send(keeper.write_in_turn(number, content));
-        });
-        let why = match receiver.await {
-            Ok(Ok(())) => return Ok(()),
-            Ok(Err(error)) => io_text(&error),
-            Err(_) => "the thread that writes it has ended".to_owned(),
-        };
-        let text = format!(
-            "cannot write the state file '{}': {why}",
-            self.path.display()
-        );
-        Err(Error::new(ErrorKind::Io, "write the state", text))
-    }
-
-    /// Writes what was the `number`th to be written, unless a later one is there.
-    fn write_in_turn(&self, number: u64, content: Arc<Content>) -> std::io::Result<()> {
-        let mut done = self.done.lock();
-        if number < *done {
-            return Ok(());
-        }
-        let written = file::write(&self.path, &content.text());
-        // What has failed is not tried again by itself: the next one is compared with what is there.
-        *done = number;
-        if written.is_ok() {
-            *self.written.lock() = content;
-        }
-        written
-    }
-
-    /// Has the file say that the users of a node use another one.
-    fn lead(
-        self: Arc<Self>,
-        nodes: &Nodes,
-        (from, to): (&str, &str),
-    ) -> Pin<Box<dyn Future<Output = vellum::Result<()>> + Send>> {
-        if nodes.is_made_up(to) {
-            let error = Error::new(ErrorKind::Unsupported, "write the state", nameless(to));
-            return Box::pin(async move { Err(error) });
-        }
-        let mut content = Content::clone(&self.written.lock());
-        content.nodes = self.described(nodes, Some((from, to)));
-        content.led = nodes.leads_with(from, to).describe().to_string();
-        for export in &mut content.exports {
-            if export.node == from {
-                export.node = to.to_owned();
-            }
-        }
-        // Begun anew it would have what is older written over what users go on with.
-        content
-            .jobs
-            .retain(|job| job["arguments"]["device"] != from || !moves_users(job));
-        Box::pin(async move { self.write(content).await })
-    }
-}
-
-impl Keeper {
-    /// How to make the nodes, and those that are lost.
-    fn described(&self, nodes: &Nodes, led: Option<(&str, &str)>) -> String {
-        let text = nodes.descriptions_text(led, &mut self.memo.lock());
-        let lost = self.lost.lock();
-        if lost.is_empty() {
-            return text;
-        }
-        let mut described = serde_json::from_str(&text).unwrap_or_default();
-        lost.add_nodes(&mut described, nodes);
-        described.to_string()
-    }
-}
-
-/// Why users are not led to a node.
-fn nameless(node: &str) -> String {
-    format!(
-        "'{node}' has no name of its own, by which the state file could say that users are there: give it one \
-         (a 'node-name', or 'backing' = another disk of the file)"
-    )
-}
-
-/// Whether a job ends with its users on another node.
-fn moves_users(job: &Value) -> bool {
-    let command = job["command"].as_str().unwrap_or_default();
-    command.ends_with("mirror") || command.ends_with("commit")
-}
 
 /// What a daemon keeps for the file.
 #[derive(Debug, Default)]
@@ -351,19 +236,12 @@ impl Daemon {
         saved: &SavedState,
         config: &Parts,
     ) -> vellum::Result<()> {
-        let keeper = Arc::new(Keeper {
-            path: saved.place().to_owned(),
-            written: Mutex::default(),
-            asked: Mutex::default(),
-            done: Mutex::default(),
-            memo: Mutex::default(),
-            lost: self.state.lost.clone(),
-        });
+        let keeper = Arc::new(Keeper::new(saved.place(), self.state.lost.clone()));
         self.state.keeper.replace(Some(keeper.clone()));
         // What users are led to is noted in what there is.
         self.note_config(config).await?;
         self.nodes
-            .before_leading(move |nodes, from, to| keeper.clone().lead(nodes, (from, to)));
+            .before_going_on(move |nodes, led| keeper.clone().before_going_on(nodes, led));
         Ok(())
     }
 
