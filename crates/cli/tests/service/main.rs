@@ -10,5 +10,6 @@ mod lost;
 mod place;
 mod space;
 mod state;
+mod state_writes;
 mod systemd;
 mod upgrade;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::place::{Client, Place, Service, VELLUM};
 
-const WORDS: [&str; 8] = [
+pub const WORDS: [&str; 8] = [
     "--chardev",
     "socket,id=m,path=qmp.sock,server=on,wait=off",
     "--monitor",
@@ -530,48 +530,5 @@ fn whenever_it_is_killed_what_was_acknowledged_is_there() {
         model.count = count;
     }
     println!("{lost} of 25 last requests were lost");
-    service.end();
-}
-
-#[test]
-fn where_the_state_cannot_be_written_users_stay() {
-    let place = Place::new();
-    std::fs::create_dir(place.path("folder")).expect("a folder");
-    let mut words = WORDS;
-    words[7] = "folder/state";
-    let service = place.serve(&words);
-    let mut client = Client::connect(&place.path("qmp.sock"));
-    for name in ["a", "b"] {
-        client.must("blockdev-add", node(name, name));
-    }
-    client.must("block-export-add", export("a", "a"));
-    let mirror = json!({"job-id": "j", "device": "a", "target": "b", "sync": "full"});
-    client.must("blockdev-mirror", mirror);
-    client.event("BLOCK_JOB_READY");
-    std::fs::remove_dir_all(place.path("folder")).expect("it is there");
-
-    client.send("job-complete", json!({"id": "j"}));
-    let told = client.event("BLOCK_JOB_COMPLETED");
-    let why = told["data"]["error"].as_str().expect("why");
-    assert!(
-        why.contains("cannot write the state file 'folder/state'"),
-        "{told}"
-    );
-    client.send("blockdev-snapshot-sync", snapshot("a", "over"));
-    // What was answered before this is the mirror's, whose end was an event.
-    let refused = std::iter::from_fn(|| client.next()).find(|one| one.get("error").is_some());
-    let refused = refused.expect("an answer")["error"]["desc"].to_string();
-    assert!(refused.contains("cannot write the state file"), "{refused}");
-    std::fs::create_dir(place.path("folder")).expect("a folder");
-    client.must("object-add", json!({"qom-type": "iothread", "id": "io"}));
-    assert_eq!(shown(&mut client)["a"], "a");
-    place.io("a", &["write -P 9 0 4k", "flush"]);
-    let (service, mut client) = {
-        service.kill();
-        let service = place.serve(&words);
-        (service, Client::connect(&place.path("qmp.sock")))
-    };
-    assert_eq!(shown(&mut client)["a"], "a");
-    place.io("a", &["read -P 9 0 4k"]);
     service.end();
 }

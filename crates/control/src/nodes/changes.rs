@@ -19,7 +19,7 @@ use vellum::{BlockDevice, Result};
 use vellum_storage::mutants::{self, Mutant};
 use vellum_storage::nodes::throttle::Lifted;
 
-use super::renew::ReopenChanges;
+use super::renew::{Noting, ReopenChanges};
 use super::{MADE_UP, Nodes, Use, User, activity, invalid, unknown, unknown_node};
 use crate::foreign;
 use crate::throttle_groups;
@@ -402,10 +402,12 @@ impl Nodes {
             };
             above.iter().map(change).collect::<Vec<_>>()
         };
-        self.renew_held(&held_above, on(overlay)).await?;
+        self.renew_held(&held_above, Noting::Elsewhere, on(overlay))
+            .await?;
         let led = self.redirect_to(held, overlay).await;
         if led.is_err() {
-            self.renew_held(&held_above, on(node)).await?;
+            self.renew_held(&held_above, Noting::Elsewhere, on(node))
+                .await?;
         }
         led
     }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use vellum::Result;
 
-use super::renew::ReopenChanges;
+use super::renew::{Noting, ReopenChanges};
 use super::reopen::text;
 use super::{NamedNode, Nodes, Use, invalid};
 use crate::options::Options;
@@ -145,8 +145,7 @@ impl Nodes {
             )));
         }
         let role = format!("{PREFIX}{number}");
-        self.renew(parent, &ReopenChanges::child(&role, Some(child)))
-            .await?;
+        self.renew_child(parent, &role, Some(child)).await?;
         self.lock().note_next_child(parent, number + 1);
         Ok(())
     }
@@ -161,12 +160,19 @@ impl Nodes {
             let child = named.check_old_child(parent, role)?;
             (child, named.next_child(parent))
         };
-        self.renew(parent, &ReopenChanges::child(role, None))
-            .await?;
+        self.renew_child(parent, role, None).await?;
         let is_last = child_number(role).is_some_and(|number| number + 1 == next);
         self.lock()
             .note_next_child(parent, next - u64::from(is_last));
         self.close_orphan(&child, parent).await
+    }
+
+    /// Opens a quorum anew with one child more or fewer. That is noted before its users go on: one that is
+    /// gone lacks what they write then.
+    async fn renew_child(&self, parent: &str, role: &str, child: Option<&str>) -> Result<()> {
+        let change = ReopenChanges::child(role, child);
+        let changes = vec![(parent.to_owned(), change)];
+        self.renew_noting(Noting::Here, changes).await
     }
 
     /// Closes a node that was made with another one, which does not stand on it any more.

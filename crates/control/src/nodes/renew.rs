@@ -12,6 +12,8 @@
 //! - A filter that keeps what was there goes on with its moment, and a log goes on where it was.
 //! - Where the new nodes cannot be opened the old ones are opened again; no user has run meanwhile.
 //! - What exports show of bitmaps follows before users go on (`shown.rs`).
+//! - Where clients have nodes stand on others, that is noted before users go on (`leading.rs`), or the old
+//!   nodes are opened again.
 
 use std::sync::Arc;
 
@@ -75,6 +77,15 @@ impl HeldNodes {
     }
 }
 
+/// Who notes what there is before users go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Noting {
+    /// It is noted here: what users write is elsewhere from then on.
+    Here,
+    /// Whoever asks for it does, or it shows the same as before.
+    Elsewhere,
+}
+
 /// Whether a node with these options stands on another one by its name.
 fn refers_to(options: &Options, name: &str) -> bool {
     let mut entries = options.iter();
@@ -93,9 +104,21 @@ impl Nodes {
 
     /// As [`Nodes::renew`], several at one moment.
     pub(super) async fn renew_all(&self, changes: Vec<(String, ReopenChanges)>) -> Result<()> {
+        self.renew_noting(Noting::Elsewhere, changes).await
+    }
+
+    /// As [`Nodes::renew_all`], where what users write may be elsewhere from then on.
+    ///
+    /// # Errors
+    /// Also if that cannot be noted. All is as it was then.
+    pub(super) async fn renew_noting(
+        &self,
+        noting: Noting,
+        changes: Vec<(String, ReopenChanges)>,
+    ) -> Result<()> {
         let names: Vec<String> = changes.iter().map(|(name, _)| name.clone()).collect();
         let held = self.begin_renewal(&names).await?;
-        self.renew_held(&held, changes).await
+        self.renew_held(&held, noting, changes).await
     }
 
     /// Holds up the users of some nodes and of those that have to be opened anew with them; all
@@ -127,6 +150,7 @@ impl Nodes {
     pub(super) async fn renew_held(
         &self,
         held: &HeldNodes,
+        noting: Noting,
         changes: Vec<(String, ReopenChanges)>,
     ) -> Result<()> {
         let mut renewed = self.plan(held, &changes)?;
@@ -152,7 +176,7 @@ impl Nodes {
         // Each after those that it stands on.
         renewed.reverse();
         if result.is_ok() {
-            result = self.open_all_anew(&renewed, held).await;
+            result = self.open_all_anew(&renewed, held, noting).await;
         }
         if result.is_err() {
             result = self.revert(&renewed, held).await.and(result);
@@ -206,8 +230,13 @@ impl Nodes {
         Ok(renewed)
     }
 
-    /// Opens nodes, each after those that it will stand on. After a failure none is open.
-    async fn open_all_anew(&self, renewed: &[Renewed], held: &HeldNodes) -> Result<()> {
+    /// Opens nodes, each after those that it will stand on, and has it noted. After a failure none is open.
+    async fn open_all_anew(
+        &self,
+        renewed: &[Renewed],
+        held: &HeldNodes,
+        noting: Noting,
+    ) -> Result<()> {
         let mut pending: Vec<&Renewed> = renewed.iter().collect();
         let mut opened: Vec<&str> = Vec::new();
         let mut result = Ok(());
@@ -224,6 +253,12 @@ impl Nodes {
             if result.is_ok() {
                 opened.push(&next.name);
             }
+        }
+        if result.is_ok()
+            && noting == Noting::Here
+            && let Some(note) = self.before_leading.note(self, None)
+        {
+            result = note.await;
         }
         if result.is_err() {
             for name in opened.into_iter().rev() {

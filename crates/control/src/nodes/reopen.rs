@@ -5,7 +5,7 @@
 use vellum::Result;
 use vellum::qcow2::AsQcow2;
 
-use super::renew::ReopenChanges;
+use super::renew::{Noting, ReopenChanges};
 use super::{MADE_UP, NamedNode, Nodes, Use, User, invalid, unknown_node};
 use crate::options::{Options, Scalar};
 use crate::reopen;
@@ -146,7 +146,7 @@ impl Nodes {
             all.into_iter().map(change).collect::<Vec<_>>()
         };
         let below = self.backings(&changes);
-        let done = self.renew_all(changes).await;
+        let done = self.renew_noting(Noting::Here, changes).await;
         if done.is_ok() {
             self.drop_unused(&below).await;
         }

@@ -1,0 +1,114 @@
+//! A state file that cannot be written, or is written while something else goes on: users find what they
+//! have written whatever happens then.
+
+use serde_json::{Value, json};
+
+use crate::place::{Client, Place, Service, VELLUM};
+use crate::state::{WORDS, export, node, shown, snapshot};
+
+/// Starts a daemon whose state file is in a folder of its own.
+fn serve(place: &Place) -> (Service, Client) {
+    let mut words = WORDS;
+    words[7] = "folder/state";
+    let service = place.serve(&words);
+    let client = Client::connect(&place.path("qmp.sock"));
+    (service, client)
+}
+
+fn make_folder(place: &Place) {
+    std::fs::create_dir(place.path("folder")).expect("a folder");
+}
+
+fn remove_folder(place: &Place) {
+    std::fs::remove_dir_all(place.path("folder")).expect("it is there");
+}
+
+#[test]
+fn where_the_state_cannot_be_written_users_stay() {
+    let place = Place::new();
+    make_folder(&place);
+    let (service, mut client) = serve(&place);
+    for name in ["a", "b"] {
+        client.must("blockdev-add", node(name, name));
+    }
+    client.must("block-export-add", export("a", "a"));
+    let mirror = json!({"job-id": "j", "device": "a", "target": "b", "sync": "full"});
+    client.must("blockdev-mirror", mirror);
+    client.event("BLOCK_JOB_READY");
+    remove_folder(&place);
+
+    client.send("job-complete", json!({"id": "j"}));
+    let told = client.event("BLOCK_JOB_COMPLETED");
+    let why = told["data"]["error"].as_str().expect("why");
+    assert!(
+        why.contains("cannot write the state file 'folder/state'"),
+        "{told}"
+    );
+    client.send("blockdev-snapshot-sync", snapshot("a", "over"));
+    // What was answered before this is the mirror's, whose end was an event.
+    let refused = std::iter::from_fn(|| client.next()).find(|one| one.get("error").is_some());
+    let refused = refused.expect("an answer")["error"]["desc"].to_string();
+    assert!(refused.contains("cannot write the state file"), "{refused}");
+    make_folder(&place);
+    client.must("object-add", json!({"qom-type": "iothread", "id": "io"}));
+    assert_eq!(shown(&mut client)["a"], "a");
+    place.io("a", &["write -P 9 0 4k", "flush"]);
+    service.kill();
+    let (service, mut client) = serve(&place);
+    assert_eq!(shown(&mut client)["a"], "a");
+    place.io("a", &["read -P 9 0 4k"]);
+    service.end();
+}
+
+/// What a client has nodes stand on is noted as where users are led is.
+#[test]
+fn where_the_state_cannot_be_written_nodes_stand_on_what_they_did() {
+    let place = Place::new();
+    make_folder(&place);
+    let (service, mut client) = serve(&place);
+    for name in ["a", "c", "d"] {
+        client.must("blockdev-add", node(name, name));
+    }
+    let over = |backing: Value| json!({"driver": "qcow2", "node-name": "over", "file": "over-file", "backing": backing});
+    let file = json!({"driver": "file", "node-name": "over-file", "filename": "b"});
+    client.must("blockdev-add", file);
+    client.must("blockdev-add", over(Value::Null));
+    client.must(
+        "object-add",
+        json!({"qom-type": "throttle-group", "id": "t"}),
+    );
+    let limited = |below: &str| json!({"driver": "throttle", "node-name": "limited", "throttle-group": "t", "file": below});
+    client.must("blockdev-add", limited("a"));
+    let quorum =
+        json!({"driver": "quorum", "node-name": "q", "vote-threshold": 1, "children": ["c", "d"]});
+    client.must("blockdev-add", quorum);
+    client.must("block-export-add", export("limited", "limited"));
+    client.must("block-export-add", export("q", "q"));
+    remove_folder(&place);
+
+    let reopened = json!({"options": [over(json!("a")), limited("over")]});
+    let without_d = json!({"parent": "q", "child": "children.1"});
+    for (command, arguments) in [
+        ("blockdev-reopen", reopened),
+        ("x-blockdev-change", without_d),
+    ] {
+        let why = client.refused(command, arguments);
+        assert!(why.starts_with("cannot write the state file"), "{why}");
+    }
+    make_folder(&place);
+    client.must("object-add", json!({"qom-type": "iothread", "id": "io"}));
+    for id in ["limited", "q"] {
+        place.io(id, &["write -P 5 0 64k", "flush"]);
+    }
+    service.kill();
+    let (service, client) = serve(&place);
+    for id in ["limited", "q"] {
+        place.io(id, &["read -P 5 0 64k"]);
+    }
+    drop(client);
+    service.end();
+    for file in ["a", "c", "d"] {
+        let said = place.must(VELLUM, &["io", "-r", "-c", "read -P 5 0 64k", file]);
+        assert!(!said.contains("failed"), "{file}: {said}");
+    }
+}
