@@ -85,7 +85,11 @@ pub(super) async fn bring_all(program: &Rc<Program>) -> Result<(), Failure> {
         config.start_exports(program).await?;
     }
     let Some(state) = &program.state else {
-        return Ok(());
+        let Some(config) = &program.config else {
+            return Ok(());
+        };
+        let parts = config.parts_in_force().await;
+        return Ok(daemon.note_config(&parts).await?);
     };
     let restored = daemon.restore_exports(&saved, wanted).await;
     restored.map_err(of_file(state))?;

@@ -105,6 +105,48 @@ fn a_new_node_with_the_name_of_an_overlay_that_is_gone_gets_nobodys_users() {
     service.kill();
 }
 
+/// A disk may get a snapshot each night, for years.
+#[test]
+fn where_users_of_overlays_were_that_are_gone_is_not_kept() {
+    let place = place("", &["rw"]);
+    let (service, mut client) = serve(&place);
+    let led = || {
+        let text = std::fs::read_to_string(place.path("state")).expect("it is there");
+        let body = text.lines().nth(1).expect("a second line");
+        let state: Value = serde_json::from_str(body).expect("JSON");
+        let led = state["led"].as_object().expect("members").iter();
+        let step = |(from, step): (&String, &Value)| {
+            let to = step.get("to").unwrap_or(step);
+            (from.clone(), to.as_str().expect("a name").to_owned())
+        };
+        led.map(step).collect::<Vec<_>>()
+    };
+    for night in ["monday", "tuesday"] {
+        snapshot(&mut client, "a", night);
+        client.must("block-commit", json!({"job-id": "c", "device": night}));
+        client.event("BLOCK_JOB_READY");
+        client.must("job-complete", json!({"id": "c"}));
+        client.event("BLOCK_JOB_COMPLETED");
+        client.must("blockdev-del", json!({"node-name": night}));
+    }
+    assert_eq!(led(), []);
+    // Nor are those between.
+    snapshot(&mut client, "a", "between");
+    snapshot(&mut client, "between", "top");
+    place.io("rw", &["write -q -P 2 0 64k", "flush"]);
+    client.must("block-stream", json!({"job-id": "s", "device": "top"}));
+    client.event("BLOCK_JOB_COMPLETED");
+    client.must("blockdev-del", json!({"node-name": "between"}));
+    assert_eq!(led(), [("a".to_owned(), "top".to_owned())]);
+    drop(client);
+    service.kill();
+    place.write("disks.toml", &disk("", &["rw", "later"]));
+    let (service, mut client) = serve(&place);
+    assert!(shown(&mut client).values().all(|node| node == "top"));
+    place.io("later", &["read -q -P 2 0 64k"]);
+    service.end();
+}
+
 #[test]
 fn a_disk_of_the_file_with_the_name_of_an_overlay_in_use_is_refused() {
     let place = place("", &["rw"]);

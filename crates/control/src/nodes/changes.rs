@@ -491,7 +491,9 @@ impl Nodes {
                 let mut named = self.lock();
                 named.forget_below(name);
                 named.shared.forget(name);
-                named.nodes.remove(name)
+                let node = named.nodes.remove(name);
+                named.forget_leads_of(name);
+                node
             };
             if let Some(device) = node.and_then(|node| node.device) {
                 let _ = device.close().await;

@@ -63,7 +63,7 @@ impl Step {
 
 /// From which nodes users were led, and to which, in one step: where those are who would use a node now
 /// if they had used it all the time. Also of nodes that had no users when they were led, and of nodes that
-/// are gone: a file of disks may bring them back.
+/// are gone and that a file of disks may bring back.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Leads(BTreeMap<String, Step>);
 
@@ -154,8 +154,12 @@ impl NamedNode {
         self.leads.note(from, to, was);
     }
 
-    /// Forgets a node that is gone.
-    pub(super) fn forget_led_to(&mut self, gone: &str) {
+    /// Forgets a node that is gone: whom users would be led from there too, unless a file of disks names it
+    /// and may bring it back.
+    pub(super) fn forget_leads_of(&mut self, gone: &str) {
+        if !self.configured.contains(gone) {
+            self.leads.take(gone);
+        }
         let (leads, nodes) = (&mut self.leads, &self.nodes);
         leads.forget(gone, &|name| nodes.contains_key(name));
     }
@@ -193,6 +197,12 @@ impl Nodes {
     /// Puts it back.
     pub(crate) fn put_step(&self, node: &str, step: Step) {
         self.lock().leads.0.insert(node.to_owned(), step);
+    }
+
+    /// Notes the nodes that a file of disks names: where users of these were led is known also while they
+    /// are gone.
+    pub(crate) fn note_configured(&self, names: BTreeSet<String>) {
+        self.lock().configured = names;
     }
 
     /// How a node was described from which users were led, if that is known.

@@ -124,6 +124,8 @@ struct NamedNode {
     watches: HashMap<String, Arc<WriteWatch>>,
     /// Where users of nodes were led.
     leads: leading::Leads,
+    /// What a file of disks names.
+    configured: BTreeSet<String>,
     next_name: u64,
     next_shown: u64,
 }

@@ -166,11 +166,14 @@ impl NamedNode {
         let mut taken = Vec::new();
         for name in owned {
             trace!(name: "node_closed", node = name);
+            let was_shown = self.nodes.contains_key(&name);
             let Some(node) = self.nodes.remove(&name) else {
                 continue;
             };
             self.shared.forget(&name);
-            self.forget_led_to(&name);
+            if was_shown {
+                self.forget_leads_of(&name);
+            }
             // Storages below are closed by what stands on them, if it alone knows them.
             let is_kept = is_live && !name.starts_with(MADE_UP);
             let used = node.device.map(NodeKind::Device);

@@ -20,8 +20,10 @@ use vellum_io::error::io_text;
 /// What the first line calls the file, with the version of what is in it.
 const MARK: &str = "vellum-state";
 const VERSION: u64 = 1;
-/// A file that is longer is none of ours.
+/// A file that is longer is none of ours, and none is written.
 const MAX_BYTES: u64 = 256 << 20;
+/// More than what a file has beside what it says.
+const HEAD_BYTES: u64 = 256;
 
 /// So long is a daemon waited for that was killed.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -122,6 +124,16 @@ fn sum(text: &str) -> String {
         .collect()
 }
 
+/// Refuses a file that no start would read.
+fn check_length(len_bytes: u64) -> io::Result<()> {
+    match len_bytes <= MAX_BYTES {
+        true => Ok(()),
+        false => Err(io::Error::other(format!(
+            "it would have {len_bytes} bytes, and may have {MAX_BYTES}: remove nodes, exports or jobs"
+        ))),
+    }
+}
+
 /// Why a file was not written.
 #[derive(Debug)]
 pub(super) enum WriteFailure {
@@ -150,6 +162,7 @@ pub(super) fn write(path: &Path, body: &str) -> Result<(), WriteFailure> {
 
 /// Puts a file in the place of the one that is there; the folder that is to know it durably.
 fn replace(path: &Path, body: &str) -> io::Result<File> {
+    check_length(body.len() as u64 + HEAD_BYTES)?;
     let head = json!({MARK: VERSION, "sum": sum(body)});
     let new = new_path(path);
     // When the file is there it is too late to find that no more can be opened.
@@ -178,7 +191,14 @@ pub(super) fn read(path: &Path) -> Result<Option<Value>, String> {
     let mut text = String::new();
     let whole = || {
         let file = open_regular(File::options().read(true), path)?;
-        match file.metadata()?.nlink() {
+        let about = file.metadata()?;
+        if about.len() > MAX_BYTES {
+            return Err(io::Error::other(format!(
+                "it has {} bytes, and this program writes none with more than {MAX_BYTES}",
+                about.len()
+            )));
+        }
+        match about.nlink() {
             0 | 1 => file.take(MAX_BYTES).read_to_string(&mut text),
             links => Err(io::Error::other(format!(
                 "it has {links} names (hard links), of which another daemon may keep one: remove the others"
@@ -283,6 +303,21 @@ mod tests {
             let why = read(path).unwrap_err();
             assert!(why.contains("no regular file"), "{why}");
         }
+    }
+
+    #[test]
+    fn what_no_start_would_read_is_not_written() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("state");
+        write(&path, "{}").expect("room");
+        let long = "x".repeat(usize::try_from(MAX_BYTES).expect("an address"));
+        let why = write(&path, &long).unwrap_err();
+        assert!(matches!(why, WriteFailure::AsBefore(_)));
+        assert!(why.error().to_string().contains("may have 268435456"));
+        assert_eq!(read(&path), Ok(Some(json!({}))));
+        let file = File::options().write(true).open(&path).expect("a file");
+        file.set_len(MAX_BYTES + 1).expect("a hole");
+        assert!(read(&path).unwrap_err().contains("with more than"));
     }
 
     #[test]

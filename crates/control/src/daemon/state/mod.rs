@@ -22,7 +22,7 @@ mod named;
 mod restore;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -250,6 +250,11 @@ impl Daemon {
     /// # Errors
     /// If the state file cannot be written.
     pub async fn note_config(&self, parts: &Parts) -> vellum::Result<()> {
+        let mut names = BTreeSet::new();
+        for part in parts.in_order() {
+            node_names(&part.arguments, &mut names);
+        }
+        self.nodes.note_configured(names);
         let noted = parts.in_order().into_iter().map(|part| {
             let node = part.arguments.get("node-name").cloned();
             (part.key.to_string(), node.unwrap_or_default())
@@ -312,6 +317,15 @@ impl Daemon {
             let tell = self.parts.lock().await.environment.tell;
             tell(super::Notice::Error(crate::error_text(&error)));
         }
+    }
+}
+
+/// The nodes that the arguments of a request name, be it within each other.
+fn node_names(members: &Map<String, Value>, names: &mut BTreeSet<String>) {
+    let name = members.get("node-name").and_then(Value::as_str);
+    names.extend(name.map(str::to_owned));
+    for below in members.values().filter_map(Value::as_object) {
+        node_names(below, names);
     }
 }
 
