@@ -1,6 +1,8 @@
 //! A state file that cannot be written, or is written while something else goes on: users find what they
 //! have written whatever happens then.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use crate::place::{Client, Place, Service, VELLUM};
@@ -111,4 +113,44 @@ fn where_the_state_cannot_be_written_nodes_stand_on_what_they_did() {
         let said = place.must(VELLUM, &["io", "-r", "-c", "read -P 5 0 64k", file]);
         assert!(!said.contains("failed"), "{file}: {said}");
     }
+}
+
+/// Who asks for something when the daemon is to end is told that it is done only if it comes back.
+#[test]
+fn what_is_acknowledged_while_the_daemon_ends_is_in_the_file() {
+    let place = Place::new();
+    let mut words = WORDS.to_vec();
+    words.extend([
+        "--chardev",
+        "socket,id=n,path=other.sock,server=on,wait=off",
+        "--monitor",
+        "n",
+    ]);
+    place.must(VELLUM, &["create", "-q", "-f", "qcow2", "large", "64M"]);
+    place.must(VELLUM, &["io", "-c", "write -q -P 1 0 4M", "large"]);
+    let service = place.serve(&words);
+    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut other = Client::connect(&place.path("other.sock"));
+    let slow = json!({"qom-type": "throttle-group", "id": "t", "limits": {"iops-total": 3}});
+    client.must("object-add", slow);
+    client.must("blockdev-add", node("a", "a"));
+    let limited = json!({"driver": "throttle", "throttle-group": "t", "file": node("below", "large")["file"]});
+    let slow = json!({"driver": "qcow2", "node-name": "b", "file": limited});
+    client.must("blockdev-add", slow);
+    // One command after the other, and the end after those.
+    client.send(
+        "blockdev-snapshot-internal-sync",
+        json!({"device": "b", "name": "s"}),
+    );
+    std::thread::sleep(Duration::from_millis(500));
+    other.send("block-export-add", export("a", "a"));
+    std::thread::sleep(Duration::from_millis(500));
+    service.signal("-TERM");
+    let answer = std::iter::from_fn(|| other.next()).find(|one| one.get("event").is_none());
+    let is_done = answer.is_some_and(|answer| answer.get("return").is_some());
+    service.wait();
+    let text = std::fs::read_to_string(place.path("state")).expect("it is there");
+    let state: Value = serde_json::from_str(text.lines().nth(1).expect("a line")).expect("JSON");
+    let exports = state["exports"].as_array().expect("a list").len();
+    assert_eq!(exports > 0, is_done, "{exports}");
 }

@@ -290,6 +290,7 @@ impl Daemon {
         // What stands on a server may stand on this one: it is closed while that serves.
         let clients = {
             let mut parts = self.parts.lock().await;
+            self.state.end();
             let server = parts.server.as_ref();
             let is_own = |name: &str| server.is_some_and(|server| server.may_be(name));
             let clients = parts.nodes.roots_over("nbd", is_own);

@@ -524,7 +524,8 @@ async fn lead(daemon: Rc<Daemon>, job: Rc<Job>, mut work: impl Work) {
     work.leave().await;
     job.bitmap.take();
     drop(parts);
-    daemon.record_end(&job.settings.id).await;
+    let is_done = matches!(outcome, Ok(CopyOutcome::All));
+    daemon.record_end(&job.settings.id, is_done).await;
     let mut described = job.describe_as_event();
     match &outcome {
         Ok(_) => trace!(name: "job_completed", job = job.settings.id),

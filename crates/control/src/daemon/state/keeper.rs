@@ -129,6 +129,13 @@ impl Keeper {
         })
     }
 
+    /// Has the file say that a job is over, and else what it does.
+    pub(super) async fn forget_job(self: &Arc<Self>, id: &str) -> vellum::Result<()> {
+        let mut content = Content::clone(&self.in_file.lock().content);
+        content.jobs.retain(|job| job["arguments"]["job-id"] != id);
+        self.write(content).await
+    }
+
     /// How to make the nodes, and those that are lost.
     pub(super) fn described(&self, nodes: &Nodes, led: Option<(&str, &str)>) -> String {
         let text = nodes.descriptions_text(led, &mut self.memo.lock());
@@ -255,5 +262,19 @@ mod tests {
             keeper.write(content("a")).await.expect("nothing to write");
             assert!(!path.exists());
         });
+    }
+
+    #[test]
+    fn a_job_that_is_over_is_not_in_the_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("state");
+        let keeper = Arc::new(Keeper::new(&path, Arc::default()));
+        block_on(async {
+            keeper.write(content("a")).await.expect("room");
+            keeper.forget_job("j").await.expect("room");
+        });
+        let content = file::read(&path).expect("whole").expect("it is there");
+        assert_eq!(content["jobs"], json!([]));
+        assert_eq!(shown(&path), "a");
     }
 }

@@ -10,7 +10,8 @@
 //!   a client has had opened anew, only when the file says so, and are held up until then: what they write
 //!   from then on is found there.
 //! - A client is told that something is done when the file has it.
-//! - Nothing is written before everything was brought back, nor while the daemon ends.
+//! - Nothing is written before everything was brought back, nor once the daemon takes away what there is, but
+//!   that a job has ended well: it is to come back. A client is told that what it asks for then is lost.
 
 mod anew;
 mod content;
@@ -21,7 +22,7 @@ mod lost;
 mod named;
 mod restore;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
@@ -93,6 +94,16 @@ pub(super) struct Recorder {
     config: RefCell<Arc<str>>,
     /// What is kept for the file that could not be brought back.
     lost: Arc<Mutex<Lost>>,
+    /// What there is is being taken away.
+    ends: Cell<bool>,
+}
+
+/// Whether the file has what there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Recorded {
+    InFile,
+    /// What there was is being taken away, and is in the file.
+    TooLate,
 }
 
 /// What a command is to be noted as, if it succeeds.
@@ -103,6 +114,11 @@ pub(super) struct Noted {
 }
 
 impl Recorder {
+    /// Has the file stay as it is from now on: whoever holds the parts takes away what there is.
+    pub(super) fn end(&self) {
+        self.ends.set(true);
+    }
+
     /// Refuses to have users led to a node that the file could not name.
     pub(super) fn check_leading(&self, nodes: &Nodes, to: &str) -> Result<(), Failure> {
         match self.keeper.borrow().is_some() && nodes.is_made_up(to) {
@@ -262,26 +278,26 @@ impl Daemon {
         let noted: Map<String, Value> = noted.collect();
         let noted = Value::Object(noted).to_string();
         self.state.config.replace(noted.into());
-        self.write_state().await
+        self.write_state().await.map(drop)
     }
 
     /// Has the state file, if there is one, say what there is.
-    async fn write_state(&self) -> vellum::Result<()> {
+    async fn write_state(&self) -> vellum::Result<Recorded> {
         let keeper = self.state.keeper.borrow().clone();
         let Some(keeper) = keeper else {
-            return Ok(());
+            return Ok(Recorded::InFile);
         };
         let parts = self.parts.lock().await;
-        if self.stop.is_requested() {
-            // What ends is to come back.
-            return Ok(());
+        if self.state.ends.get() {
+            return Ok(Recorded::TooLate);
         }
         let mut content = self.state.describe(&keeper, &parts, &self.jobs);
         let lost = &self.state.lost;
         let (chains, left) = (self.chains.describe(), self.chains.describe_left());
         content.chains = lost.lock().with_chains(chains).to_string();
         content.chains_left = lost.lock().with_chains_left(left).to_string();
-        keeper.write(content).await
+        keeper.write(content).await?;
+        Ok(Recorded::InFile)
     }
 
     /// Has the state file say what a command has done, before that is answered.
@@ -303,19 +319,34 @@ impl Daemon {
                 "This is done, but would be lost with the daemon: {}",
                 crate::error_text(&error)
             ))),
+            (Ok(Recorded::TooLate), Ok(_)) => Err(Failure::new(
+                "This is done, but is lost with the daemon, which ends: ask for it again after its next start",
+            )),
             (_, outcome) => outcome,
         }
     }
 
-    /// Has the state file say that a job is over.
-    pub(super) async fn record_end(&self, job: &str) {
-        if self.stop.is_requested() {
-            return;
-        }
+    /// Has the state file say that a job is over. What the end of the daemon gives up begins anew, and what
+    /// has ended well does not: a backup would be of a later moment than its client was told.
+    pub(super) async fn record_end(&self, job: &str, is_done: bool) {
         self.state.jobs.borrow_mut().remove(job);
-        if let Err(error) = self.write_state().await {
+        let recorded = match self.write_state().await {
+            Ok(Recorded::TooLate) if is_done => self.forget_in_file(job).await,
+            recorded => recorded.map(drop),
+        };
+        if let Err(error) = recorded {
             let tell = self.parts.lock().await.environment.tell;
             tell(super::Notice::Error(crate::error_text(&error)));
+        }
+    }
+
+    /// Has the state file say that a job is over, and else what it does.
+    async fn forget_in_file(&self, job: &str) -> vellum::Result<()> {
+        let keeper = self.state.keeper.borrow().clone();
+        let _parts = self.parts.lock().await;
+        match keeper {
+            Some(keeper) => keeper.forget_job(job).await,
+            None => Ok(()),
         }
     }
 }
