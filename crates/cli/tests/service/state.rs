@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::place::{Client, Place, Service, VELLUM};
+use crate::place::{Client, Place, Service, VELLUM, wait_for};
 
 pub const WORDS: [&str; 8] = [
     "--chardev",
@@ -130,13 +130,7 @@ fn jobs_begin_anew_and_users_stay_where_they_were_led() {
 
     let (service, mut client) = again(&place, service);
     assert_eq!(client.names("query-jobs", "id"), ["j"]);
-    let ready = |client: &mut Client| {
-        let jobs = client.must("query-jobs", json!({}));
-        jobs[0]["status"] == "ready"
-    };
-    while !ready(&mut client) {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_ready(&mut client);
     place.io("a", &["write -P 4 0 64k"]);
     client.must("job-complete", json!({"id": "j"}));
     client.event("BLOCK_JOB_COMPLETED");
@@ -172,6 +166,45 @@ fn jobs_begin_anew_and_users_stay_where_they_were_led() {
     );
     place.io("a", &["read -P 4 0 64k"]);
     service.end();
+}
+
+fn wait_ready(client: &mut Client) {
+    wait_for("a job that is ready", || {
+        client.must("query-jobs", json!({}))[0]["status"] == "ready"
+    });
+}
+
+/// The target has a name of its own, and no format that the client has said.
+#[test]
+fn a_mirror_to_a_file_begins_anew_and_ends() {
+    for sync in ["full", "none"] {
+        let place = Place::new();
+        let (service, mut client) = start(&place);
+        client.must("blockdev-add", node("a", "a"));
+        client.must("block-export-add", export("a", "a"));
+        place.io("a", &["write -P 3 0 1M", "flush"]);
+        let mirror =
+            json!({"job-id": "j", "device": "a", "target": "t", "node-name": "t", "sync": sync});
+        client.must("drive-mirror", mirror);
+        client.event("BLOCK_JOB_READY");
+
+        let (service, mut client) = again(&place, service);
+        assert_eq!(client.names("query-jobs", "id"), ["j"], "{}", service.log());
+        wait_ready(&mut client);
+        place.io("a", &["write -P 4 0 64k"]);
+        client.must("job-complete", json!({"id": "j"}));
+        let told = client.event("BLOCK_JOB_COMPLETED");
+        assert_eq!(told["data"].get("error"), None, "{told}");
+        assert_eq!(shown(&mut client)["a"], "t");
+        place.io("a", &["write -P 8 128k 64k", "flush"]);
+
+        let (service, mut client) = again(&place, service);
+        assert_eq!(client.names("query-jobs", "id"), [""; 0]);
+        assert_eq!(shown(&mut client)["a"], "t");
+        let reads = ["read -P 4 0 64k", "read -P 3 64k 64k", "read -P 8 128k 64k"];
+        place.io("a", &reads);
+        service.end();
+    }
 }
 
 #[test]

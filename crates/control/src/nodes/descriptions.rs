@@ -60,8 +60,8 @@ impl Nodes {
     /// How to make the nodes that have names, by `blockdev-add`, each after those that it stands on.
     /// What was described with the node above it, and is used by that alone, still is. With `led`, the users of the first node are told of as users of the second one.
     ///
-    /// Nodes without a name that somebody gave them, and what jobs have put in front of others, are
-    /// left out.
+    /// Nodes without a name that somebody gave them, what jobs have put in front of others, and what
+    /// they have opened and use alone, are left out.
     pub fn descriptions(&self, led: Option<(&str, &str)>) -> Vec<(String, Value)> {
         let named = self.lock();
         let names = named.described_names(led).into_iter();
@@ -109,10 +109,18 @@ impl NamedNode {
     /// The nodes that are described by themselves, each after those that it stands on.
     fn described_names(&self, led: Option<(&str, &str)>) -> Vec<String> {
         let own = self.nodes.keys().filter(|name| !name.starts_with(MADE_UP));
-        let own = own.filter(|name| !self.is_inside(name, led));
+        let own = own.filter(|name| !self.is_inside(name, led) && !self.is_of_job_alone(name, led));
         let mut names = self.top_down(own.cloned().collect());
         names.reverse();
         names
+    }
+
+    /// Whether nobody but the job that has opened a node has to do with it.
+    fn is_of_job_alone(&self, name: &str, led: Option<(&str, &str)>) -> bool {
+        let is_of_job = self.nodes.get(name).is_some_and(|node| node.is_of_job);
+        is_of_job
+            && led.is_none_or(|(_, to)| to != name)
+            && self.uses.of(name).all(|one| one.user.is_job())
     }
 
     pub(super) fn whole_description(&self, name: &str, led: Option<(&str, &str)>) -> Option<Value> {

@@ -46,6 +46,7 @@ impl Nodes {
             moment: None,
             backing_text: None,
             is_filter: true,
+            is_of_job: false,
             next_child: None,
         };
         self.lock().nodes.insert(name.to_owned(), node);

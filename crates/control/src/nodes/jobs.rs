@@ -50,6 +50,13 @@ impl Nodes {
         uses.map(|one| one.node.clone()).collect()
     }
 
+    /// Notes that a job has opened a node for itself, or that it has left it to others.
+    pub(crate) fn note_of_job(&self, name: &str, is_of_job: bool) {
+        if let Some(node) = self.lock().nodes.get_mut(name) {
+            node.is_of_job = is_of_job;
+        }
+    }
+
     /// Ends all uses of a job.
     pub(crate) fn leave_all(&self, job: &User) {
         let mut named = self.lock();

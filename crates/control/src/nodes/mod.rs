@@ -108,6 +108,8 @@ struct Node {
     backing_text: Option<String>,
     /// A job has put it in front of another one.
     is_filter: bool,
+    /// It was opened by a job, which opens it again where that is begun anew.
+    is_of_job: bool,
     /// The number that its next child gets, where children come and go and one has.
     next_child: Option<u64>,
 }
@@ -278,6 +280,7 @@ impl Nodes {
             moment: None,
             backing_text: opened.backing_text(),
             is_filter: false,
+            is_of_job: false,
             next_child: None,
         };
         match root {

@@ -90,6 +90,7 @@ impl JobNodes {
     /// Closes a node when the job leaves it, unless somebody uses it then.
     pub(in crate::daemon) fn own(&mut self, node: &str) {
         self.owned = Some(node.to_owned());
+        self.nodes.note_of_job(node, true);
     }
 
     /// Passes on what was prepared with the nodes; if that failed, they are left.
@@ -161,6 +162,7 @@ impl JobNodes {
 
     async fn close_owned(&mut self) {
         if let Some(node) = self.owned.take() {
+            self.nodes.note_of_job(&node, false);
             // It is used, or closed well enough: nobody is told of either.
             let _ = self.nodes.remove(&node).await;
         }

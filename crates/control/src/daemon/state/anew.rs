@@ -10,14 +10,21 @@ use serde_json::{Map, Value, json};
 use super::restore::{SavedJob, SavedState};
 use crate::Nodes;
 
-/// The request that begins a job anew: what it made is there.
-pub(super) fn begun_anew(command: &str, arguments: &Value) -> Value {
+/// The request that begins a job anew: what it made is there. Where no format was asked for, that is
+/// `made` in the format of its source.
+pub(super) fn begun_anew(command: &str, arguments: &Value, made: Option<&str>) -> Value {
     let mut arguments = arguments.clone();
-    if command == "drive-mirror" && arguments["mode"] == "existing" {
+    let is_existing = arguments["mode"] == "existing";
+    if command == "drive-mirror" && is_existing {
         copy_all(&mut arguments);
     }
     if command.starts_with("drive-") {
         arguments["mode"] = json!("existing");
+        let made = made.filter(|_| !is_existing && arguments.get("format").is_none());
+        if let Some(format) = made {
+            // What is in it may look like another one.
+            arguments["format"] = json!(format);
+        }
     }
     json!({"command": command, "arguments": arguments})
 }
@@ -94,8 +101,10 @@ mod tests {
     fn a_job_is_begun_with_what_it_made() {
         let anew = |command: &str, mode: &str| {
             let arguments = json!({"job-id": "j", "sync": "none", "mode": mode});
-            let begun = begun_anew(command, &arguments);
+            let begun = begun_anew(command, &arguments, Some("raw"));
             let arguments = &begun["arguments"];
+            let is_made = mode != "existing";
+            assert_eq!(arguments.get("format").is_some(), is_made);
             (arguments["sync"].clone(), arguments["mode"].clone())
         };
         let (none, full, existing) = (json!("none"), json!("full"), json!("existing"));

@@ -137,7 +137,7 @@ impl Recorder {
         Some(Noted { command, arguments })
     }
 
-    fn note(&self, command: &str, arguments: &Value) {
+    fn note(&self, nodes: &Nodes, command: &str, arguments: &Value) {
         let id = |key: &str| arguments[key].as_str().unwrap_or_default().to_owned();
         match command {
             // What is secret is not written; it has to come from a file, or anew.
@@ -147,23 +147,25 @@ impl Recorder {
                     .insert(id("id"), arguments.clone());
             }
             "object-del" => drop(self.objects.borrow_mut().remove(&id("id"))),
-            "transaction" => self.note_transaction(arguments),
+            "transaction" => self.note_transaction(nodes, arguments),
             command if JOBS.contains(&command) => {
-                let job = anew::begun_anew(command, arguments);
+                let source = nodes.device(&id("device"));
+                let format = source.as_ref().map(|source| source.info().format);
+                let job = anew::begun_anew(command, arguments, format.ok());
                 self.jobs.borrow_mut().insert(id("job-id"), job);
             }
             _ => {}
         }
     }
 
-    fn note_transaction(&self, arguments: &Value) {
+    fn note_transaction(&self, nodes: &Nodes, arguments: &Value) {
         let actions = || arguments["actions"].as_array().into_iter().flatten();
         let command = |action: &Value| action["type"].as_str().unwrap_or_default().to_owned();
         let ids = actions().filter(|action| JOBS.contains(&&*command(action)));
         let ids: Vec<&str> = ids
             .filter_map(|action| action["data"]["job-id"].as_str())
             .collect();
-        actions().for_each(|action| self.note(&command(action), &action["data"]));
+        actions().for_each(|action| self.note(nodes, &command(action), &action["data"]));
         if ids.len() > 1 {
             let mut jobs = self.jobs.borrow_mut();
             for id in ids {
@@ -306,7 +308,7 @@ impl Daemon {
             return outcome;
         };
         if outcome.is_ok() {
-            self.state.note(command, &arguments);
+            self.state.note(&self.nodes, command, &arguments);
             // One of a transaction may be over by now.
             let is_there = |id: &str| {
                 let job = self.jobs.find(id);

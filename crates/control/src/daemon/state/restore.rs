@@ -514,7 +514,8 @@ impl Daemon {
         match begun {
             Ok(arguments) => {
                 let value = Value::Object(arguments);
-                self.state.note(known.copied().unwrap_or_default(), &value);
+                let command = known.copied().unwrap_or_default();
+                self.state.note(&self.nodes, command, &value);
                 if job.is_paused
                     && let Some(job) = self.jobs.find(id)
                 {
