@@ -168,6 +168,23 @@ fn jobs_begin_anew_and_users_stay_where_they_were_led() {
     service.end();
 }
 
+#[test]
+fn an_export_that_was_given_no_name_keeps_that_of_its_first_node() {
+    let place = Place::new();
+    let (service, mut client) = start(&place);
+    client.must("blockdev-add", node("a", "a"));
+    let nameless = json!({"type": "nbd", "id": "e", "node-name": "a", "writable": true});
+    client.must("block-export-add", nameless);
+    client.must("blockdev-snapshot-sync", snapshot("a", "over"));
+    let mut service = service;
+    for byte in [1, 2] {
+        place.io("a", &[&format!("write -P {byte} 0 64k"), "flush"]);
+        (service, _) = again(&place, service);
+        place.io("a", &[&format!("read -P {byte} 0 64k")]);
+    }
+    service.end();
+}
+
 fn wait_ready(client: &mut Client) {
     wait_for("a job that is ready", || {
         client.must("query-jobs", json!({}))[0]["status"] == "ready"

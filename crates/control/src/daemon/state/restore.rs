@@ -57,6 +57,13 @@ impl SavedExport {
     /// Makes it.
     pub(super) async fn add_to(&self, state: &mut DaemonState) -> Result<(), Failure> {
         let mut options = Options::from_object(self.options.clone())?;
+        if options.get_text("type") == Some("nbd")
+            && options.get_text("name").is_none()
+            && let Some(node) = options.get_text("node-name").map(str::to_owned)
+        {
+            // Clients know it by the node that it was made for.
+            options.set_text("name", node);
+        }
         options.set_text("node-name", &*self.node);
         let added = state.add_export(options).await;
         added.map_err(|Failure(why)| {
