@@ -58,7 +58,7 @@ const JOBS: [&str; 7] = [
 
 /// What commands begin with that leave what the file has as it is: jobs that they speak to tell of
 /// their ends themselves.
-const OF_NO_STATE: [&str; 21] = [
+const OF_NO_STATE: [&str; 23] = [
     "block-dirty-bitmap-",
     "block-job-cancel",
     "block-job-complete",
@@ -66,6 +66,7 @@ const OF_NO_STATE: [&str; 21] = [
     "block-job-finalize",
     "block-latency-",
     "block-set-write-threshold",
+    "block_resize",
     "blockdev-create",
     "blockdev-snapshot-delete-internal",
     "blockdev-snapshot-internal",
@@ -80,6 +81,7 @@ const OF_NO_STATE: [&str; 21] = [
     "quit",
     "ringbuf-",
     "x-debug-",
+    "x-vellum-flush",
 ];
 
 /// What a daemon keeps for the file.
