@@ -431,6 +431,43 @@ fn who_asks_is_shown_to_the_registry_alone() {
     );
 }
 
+/// Who keeps the bytes for a registry is shown no login, and names nobody who is.
+#[test]
+fn servers_that_a_registry_leads_to_may_not_ask_who_asks() {
+    let place = Place::new();
+    let layer = archive(&place, "echo 1 > disk/d; tar cf ../t disk");
+    let blob = format!("/v2/a/b/blobs/{}", digest(&layer));
+    let (elsewhere, thief) = (Fake::start(), Fake::start());
+    elsewhere.put("/x", Answer::ok(layer.as_slice()));
+    thief.put("/token", Answer::ok("{\"token\":\"t\"}"));
+    let to = format!("http://127.0.0.1:{}/x", elsewhere.port);
+    let login = "--user me --object secret,id=s,data=word --password-secret s";
+    let realm = format!("Bearer realm=\"http://127.0.0.1:{}/token\"", thief.port);
+    for challenge in ["Basic realm=\"r\"", &realm] {
+        elsewhere.protect(challenge);
+        // While a blob is read, and while one is sent.
+        let fake = with_layer(&layer);
+        fake.put(&blob, Answer::leads(&to));
+        let said = place.fails(&format!("{} {login}", pull(&fake)));
+        assert!(said.contains("does not let us"), "{said}");
+        fake.put(
+            "/v2/a/b/blobs/uploads/",
+            Answer::leads(&to).status(202),
+        );
+        place.done("qemu-img create -q -f qcow2 disk.qcow2 1M");
+        let said = place.fails(&format!(
+            "$VELLUM oci push --plain-http {login} disk.qcow2 127.0.0.1:{}/a/b:c",
+            fake.port
+        ));
+        assert!(said.contains("does not let us"), "{said}");
+    }
+    assert!(thief.asked("/token").is_empty(), "a login was asked for");
+    let mut heads = elsewhere.asked("/x");
+    heads.extend(elsewhere.asked("/x?digest="));
+    assert!(!heads.is_empty());
+    assert!(!heads.iter().any(|head| head.contains("authorization")));
+}
+
 /// Killed in the middle, a pull leaves no disk under its name.
 #[test]
 fn a_pull_that_is_killed_leaves_no_disk() {

@@ -131,7 +131,10 @@ impl Registry {
         for attempt in 0..2 {
             let asked = self.follow(method.clone(), place, moved, &request);
             let response = asked.await?;
-            if response.status() != StatusCode::UNAUTHORIZED || attempt > 0 {
+            // Servers elsewhere that it leads to are shown nothing, whatever they want to know: they could
+            // name any server of tokens.
+            let is_registry = response.url().origin() == self.base.origin();
+            if response.status() != StatusCode::UNAUTHORIZED || attempt > 0 || !is_registry {
                 return Ok(response);
             }
             self.answer_challenge(response.headers()).await?;
