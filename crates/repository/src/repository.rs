@@ -86,6 +86,20 @@ impl Repository {
         }
     }
 
+    /// Sees that the store puts nothing in the place of what is there when it is asked not to: who comes second
+    /// would not know it, and take the place of a disk or of a tombstone.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if it does, and what it says.
+    pub(crate) async fn check_store(&self) -> Result<()> {
+        if !self.objects.put_new(names::MARKER, marker()).await? {
+            return Ok(());
+        }
+        let message = "the store puts an object in the place of one that is there although it is asked not to \
+            (If-None-Match: *): of two pushes at once one would be lost";
+        Err(Error::new(ErrorKind::Unsupported, "push", message).target(self.name()))
+    }
+
     /// The store.
     pub fn objects(&self) -> &Arc<dyn Objects> {
         &self.objects

@@ -113,8 +113,8 @@ pub struct Pushed {
 /// meanwhile.
 ///
 /// # Errors
-/// [`ErrorKind::Locked`] if another push to the tag runs, [`ErrorKind::Changed`] if it has come first;
-/// what the disk says, and the store. What was sent is used by the next push to the tag.
+/// [`ErrorKind::Locked`] if another push to the tag runs, [`ErrorKind::Changed`] if it has come first,
+/// [`ErrorKind::Unsupported`] if the store would not notice that; what the disk says, and the store. What was sent is used by the next push to the tag.
 pub async fn push(
     repository: &Repository,
     disk: &Arc<dyn BlockDevice>,
@@ -129,6 +129,7 @@ pub async fn push(
     let PushOptions {
         tag, push, holder, ..
     } = options;
+    repository.check_store().await?;
     let begun = session::begin(repository, tag, *push, holder, options.take_over).await?;
     let work = pin!(push_in(repository, disk, options, &begun, progress));
     let alive = pin!(say_alive(repository, &begun));

@@ -262,6 +262,20 @@ fn of_two_pushes_to_a_tag_one_is_refused() {
 }
 
 #[test]
+fn a_store_that_takes_no_conditions_is_refused() {
+    let store = Shared::default();
+    pushing(&store, 1, "one", 0, 3).finish().unwrap();
+    store.lock().ignores_conditions = true;
+    let error = pushing(&store, 2, "two", 0, 3).finish().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.message().contains("If-None-Match"), "{error}");
+    assert!(!store.lock().has("sessions/"));
+    store.lock().ignores_conditions = false;
+    pushing(&store, 3, "two", 0, 3).finish().unwrap();
+    check(&store);
+}
+
+#[test]
 fn removing_a_tag_ends_a_push_to_it() {
     let store = Shared::default();
     pushing(&store, 1, "one", 0, 3).finish().unwrap();
