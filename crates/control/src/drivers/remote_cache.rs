@@ -42,7 +42,7 @@ pub(super) async fn open(
     let opened = match (opened, &source) {
         (Ok(opened), _) => opened,
         (Err(error), Some((source, name))) if is_outage(&error) => {
-            return alone(source, name, cache, error).await;
+            return alone(source, version.as_deref(), name, cache, error).await;
         }
         (Err(error), _) => return Err(error),
     };
@@ -124,9 +124,17 @@ fn is_outage(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Io | ErrorKind::Protocol)
 }
 
-/// The cache without its server, if it holds all of the file.
-async fn alone(source: &str, name: &str, cache: CacheOptions, error: Error) -> Result<OpenedNode> {
-    let Some(found) = CacheStorage::find_whole(&cache.directory, source).await else {
+/// The cache without its server, if it holds all of the file: the version that was asked for, or was used
+/// last. An overlay may have been made on that one, and is damaged on any other.
+async fn alone(
+    source: &str,
+    version: Option<&str>,
+    name: &str,
+    cache: CacheOptions,
+    error: Error,
+) -> Result<OpenedNode> {
+    let found = CacheStorage::find_whole(&cache.directory, source, version);
+    let Some(found) = found.await else {
         return Err(error);
     };
     (cache.notice)(&format!(

@@ -7,7 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::FallocateFlags;
 use vellum_io::{Error, ErrorKind, Result};
@@ -36,6 +36,14 @@ pub(super) struct Files {
     /// Claims are made on it; it says who uses the others.
     pub(super) index: File,
     pub(super) data: File,
+}
+
+impl Files {
+    /// When the version was opened last: until then others may have been filled, but not this one since
+    /// its server has another one.
+    pub(super) fn opened(&self) -> io::Result<SystemTime> {
+        self.data.metadata()?.modified()
+    }
 }
 
 /// What an index is now.
@@ -144,6 +152,7 @@ impl Directory {
             }
             let data = self.open_file(&stem, DATA, true)?;
             set_len_at_least(&data, identity.len_bytes)
+                .and_then(|()| data.set_modified(SystemTime::now()))
                 .map_err(|error| failed("make", &self.file(&stem, DATA), &error))?;
             // It is mapped, and memory for which a disk has no room ends the program.
             allocate(&index, &identity.table())

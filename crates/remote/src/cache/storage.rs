@@ -15,7 +15,7 @@ use vellum_io::lane::{self, sleep};
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result};
 use vellum_storage::Storage;
 
-use super::directory::Directory;
+use super::directory::{Directory, Files};
 use super::fill::{Cache, PIECE_BLOCKS};
 use super::layout::{ABSENT, BLOCK_BYTES, Identity};
 use super::place::Place;
@@ -124,32 +124,39 @@ impl CacheStorage {
         Self::start(identity, name.to_owned(), None, options).await
     }
 
-    /// The version of a file that a folder holds all of; of several the one that was used last.
-    /// `None` if there is none.
-    pub async fn find_whole(directory: &Path, source: &str) -> Option<Found> {
+    /// The version of a file that was used last, if a folder holds all of it. `version`: this one. `None` if
+    /// there is none: an older one is not shown for one that is not whole.
+    pub async fn find_whole(
+        directory: &Path,
+        source: &str,
+        version: Option<&str>,
+    ) -> Option<Found> {
         let directory = Directory::open(directory).ok()?;
-        let mut best: Option<(Option<SystemTime>, Found)> = None;
+        let mut last: Option<(SystemTime, Identity, Files)> = None;
         for stem in directory.stems().ok()? {
-            let Some((identity, files)) = directory.look_into(&stem) else {
+            let Some((header, files)) = directory.look_into(&stem) else {
                 continue;
             };
-            let used = files.index.metadata().and_then(|found| found.modified());
-            if identity.source != source {
+            let identity = Identity {
+                source: source.to_owned(),
+                version: version.map_or(header.version, str::to_owned),
+                len_bytes: header.len_bytes,
+            };
+            if identity.stem() != stem {
                 continue;
             }
-            let place = Place::of_files(identity, files).ok()?;
-            if is_whole(&place).await {
-                let found = Found {
-                    version: place.identity.version.clone(),
-                    len_bytes: place.identity.len_bytes,
-                };
-                let used = used.ok();
-                if best.as_ref().is_none_or(|(before, _)| *before < used) {
-                    best = Some((used, found));
-                }
+            let opened = files.opened().ok()?;
+            if last.as_ref().is_none_or(|(before, ..)| *before < opened) {
+                last = Some((opened, identity, files));
             }
         }
-        best.map(|(_, found)| found)
+        let (_, identity, files) = last?;
+        let place = Place::of_files(identity, files).ok()?;
+        let found = Found {
+            version: place.identity.version.clone(),
+            len_bytes: place.identity.len_bytes,
+        };
+        is_whole(&place).await.then_some(found)
     }
 
     async fn start(

@@ -267,7 +267,7 @@ fn when_everything_is_here_the_server_is_not_needed() {
     let folder = private_folder();
     let below = Below::new(content(8, 5 << 20 | 1));
     lane::block_on(async {
-        let find = || CacheStorage::find_whole(folder.path(), "somewhere");
+        let find = || CacheStorage::find_whole(folder.path(), "somewhere", None);
         let cache = open(&below, options(folder.path())).await;
         read(&*cache, 0, 1 << 20).await.unwrap();
         assert_eq!(find().await, None);
@@ -293,6 +293,44 @@ fn when_everything_is_here_the_server_is_not_needed() {
         let alone = alone.await.unwrap();
         check_all(&*alone, &below.bytes).await;
         alone.close().await.unwrap();
+    });
+}
+
+#[test]
+fn only_the_version_that_is_meant_is_found_without_a_server() {
+    let folder = private_folder();
+    let below = Below::new(content(12, 300_000));
+    lane::block_on(async {
+        let open = |version: &'static str| {
+            let shared = Arc::new(Shared(below.clone()));
+            CacheStorage::open("somewhere", version, shared, options(folder.path()))
+        };
+        let find = async |version| {
+            let found = CacheStorage::find_whole(folder.path(), "somewhere", version).await;
+            found.map(|found| found.version)
+        };
+        let first = open("1").await.unwrap();
+        check_all(&*first, &below.bytes).await;
+        assert_eq!(find(None).await.as_deref(), Some("1"));
+        // One that was asked for by its name is that one.
+        assert_eq!(find(Some("1")).await.as_deref(), Some("1"));
+        assert_eq!(find(Some("2")).await, None);
+        // A newer one, of which only a part is here, takes nothing from the older one, and is not shown as it;
+        // also if somebody has the older one open still.
+        let second = open("2").await.unwrap();
+        read(&*second, 0, 10).await.unwrap();
+        check_all(&*first, &below.bytes).await;
+        assert_eq!(find(None).await, None);
+        assert_eq!(find(Some("2")).await, None);
+        assert_eq!(find(Some("1")).await.as_deref(), Some("1"));
+        check_all(&*second, &below.bytes).await;
+        assert_eq!(find(None).await.as_deref(), Some("2"));
+        // The server has the older one again.
+        let again = open("1").await.unwrap();
+        assert_eq!(find(None).await.as_deref(), Some("1"));
+        for cache in [first, second, again] {
+            cache.close().await.unwrap();
+        }
     });
 }
 
