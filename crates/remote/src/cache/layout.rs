@@ -33,6 +33,10 @@ const SUM_BYTES: usize = 16;
 /// Longest text that a header holds.
 const MOST_TEXT_BYTES: usize = 1900;
 
+/// Files longer than this are not cached: what is known of each group takes 64 MiB of memory then, and as many
+/// on disk, and a server may claim any length.
+const MOST_FILE_BYTES: u64 = 16 << 40;
+
 /// An entry of an index.
 pub(super) type Entry = [u8; ENTRY_BYTES as usize];
 /// That of a block that is not there.
@@ -88,6 +92,29 @@ impl Identity {
             .end
             .next_multiple_of(PAGE_BYTES);
         start..start + self.groups().max(1) * GROUP_BYTES
+    }
+
+    /// Sees that the file is not too long for a cache of `limit_bytes`, before anything is made for it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`].
+    pub(super) fn check_len(&self, limit_bytes: Option<u64>) -> Result<()> {
+        let len_bytes = self.len_bytes;
+        let refuse = |why: String| Err(Error::new(ErrorKind::NoSpace, "open", why));
+        if len_bytes > MOST_FILE_BYTES {
+            return refuse(format!(
+                "a file of {len_bytes} bytes is too long for a cache ({MOST_FILE_BYTES} at most)"
+            ));
+        }
+        let table = self.table();
+        let table_bytes = table.end - table.start;
+        match limit_bytes {
+            Some(limit) if table_bytes > limit => refuse(format!(
+                "a file of {len_bytes} bytes needs a table of {table_bytes} bytes, and the limit of the cache \
+                 is {limit}"
+            )),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn group_blocks(&self, group: u64) -> Range<u64> {
@@ -213,6 +240,28 @@ mod tests {
         let mut other = long.clone();
         other.source.push('x');
         assert_ne!(long.stem(), other.stem());
+    }
+
+    #[test]
+    fn files_that_are_too_long_for_a_cache_are_refused() {
+        let check = |len_bytes, limit| {
+            let identity = Identity {
+                len_bytes,
+                ..identity()
+            };
+            identity.check_len(limit).map_err(|error| error.kind())
+        };
+        assert_eq!(check(MOST_FILE_BYTES, None), Ok(()));
+        // 16 bytes for each 4 MiB.
+        assert_eq!(check(MOST_FILE_BYTES, Some(64 << 20)), Ok(()));
+        assert_eq!(check(1 << 20, Some(1 << 20)), Ok(()));
+        for (len_bytes, limit) in [
+            (MOST_FILE_BYTES + 1, None),
+            (1 << 46, Some(1 << 40)),
+            (MOST_FILE_BYTES, Some((64 << 20) - 1)),
+        ] {
+            assert_eq!(check(len_bytes, limit), Err(ErrorKind::NoSpace));
+        }
     }
 
     #[test]

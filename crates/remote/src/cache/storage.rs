@@ -90,7 +90,7 @@ impl CacheStorage {
     /// lane, which works for it as long as it is open.
     ///
     /// # Errors
-    /// If the folder cannot be used.
+    /// If the folder cannot be used; [`ErrorKind::NoSpace`] if the file is too long for it.
     pub async fn open(
         source: &str,
         version: &str,
@@ -166,6 +166,7 @@ impl CacheStorage {
         options: CacheOptions,
     ) -> Result<Arc<Self>> {
         let directory = Directory::open(&options.directory)?;
+        identity.check_len(options.limit_bytes)?;
         let files = directory.files(&identity)?;
         let groups = identity.groups();
         let table = SharedTable::map(&files.index, &identity.table())?;
