@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use openssl::error::ErrorStack;
 use openssl::nid::Nid;
 use openssl::ssl::{SslRef, SslVerifyMode, SslVersion};
 use openssl::x509::{X509NameRef, X509Ref, X509VerifyResult};
@@ -35,8 +36,10 @@ impl Findings {
         session.set_verify_callback(SslVerifyMode::PEER, move |good, context| {
             if !good {
                 let found = context.error().as_raw();
-                let mut findings = findings.lock();
-                findings.push(found);
+                findings.lock().push(found);
+                // OpenSSL keeps for the thread, too, what it was: the handshake would seem to
+                // have failed of it.
+                drop(ErrorStack::get());
             }
             true
         });

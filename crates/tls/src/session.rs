@@ -1,9 +1,13 @@
 //! A secured connection: OpenSSL on two buffers, and the socket beside it.
+//!
+//! Invariant: OpenSSL finds no failure of another session of the same thread
+//! ([`TlsStream::lock`]).
 
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use openssl::error::ErrorStack;
 use openssl::ssl::{ErrorCode, Ssl, SslStream};
 use openssl::x509::verify::X509CheckFlags;
 use parking_lot::{Mutex, MutexGuard};
@@ -108,7 +112,7 @@ pub(crate) async fn connect(
     Ok(secured)
 }
 
-fn expect_name(session: &mut Ssl, name: &str) -> Result<(), openssl::error::ErrorStack> {
+fn expect_name(session: &mut Ssl, name: &str) -> Result<(), ErrorStack> {
     match name.parse::<IpAddr>() {
         Ok(address) => session.param_mut().set_ip(address),
         Err(_) => {
@@ -201,8 +205,13 @@ fn reason(cause: &openssl::ssl::Error) -> String {
 }
 
 impl TlsStream {
+    /// The session, for one step. OpenSSL keeps a list of what has failed for each thread,
+    /// and looks there for what a step has come to. A lane has many sessions: what one has
+    /// left there, such as a signature that is not good, would end all the others.
     fn lock(&self) -> MutexGuard<'_, SslStream<Pipe>> {
-        self.session.lock()
+        let session = self.session.lock();
+        drop(ErrorStack::get());
+        session
     }
 
     /// Sends what the session wants to say.
