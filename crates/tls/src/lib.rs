@@ -10,7 +10,8 @@
 //!   the key, or its certificate, the name in it, and who may come in.
 //! - Nothing is resumed: every session proves everything anew.
 //! - Keys are read once, appear in no message, and are wiped when they are dropped.
-//! - No lock is held across an await.
+//! - No lock is held across an await, but for the turn to send.
+//! - Whoever receives waits for nobody who sends.
 //! - OpenSSL is loaded with the first [`Credentials`] (`library`): who needs no TLS neither
 //!   waits for it nor needs it.
 //! - A client shows who it is only to a server that may believe it (`choose`).

@@ -1,10 +1,12 @@
 //! A secured connection: OpenSSL on two buffers, and the socket beside it.
 //!
-//! Invariant: OpenSSL finds no failure of another session of the same thread
-//! ([`TlsStream::lock`]).
+//! Invariants:
+//! - Whoever receives waits for nobody who sends: the peer may be one that does not read
+//!   before it is read from.
+//! - OpenSSL finds no failure of another session of the same thread ([`Session::lock`]).
 
 use std::io::{self, Read, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, Shutdown};
 use std::sync::Arc;
 
 use openssl::error::ErrorStack;
@@ -12,7 +14,7 @@ use openssl::ssl::{ErrorCode, Ssl, SslStream};
 use openssl::x509::verify::X509CheckFlags;
 use parking_lot::{Mutex, MutexGuard};
 use vellum_io::lane::net::Stream;
-use vellum_io::{Buffer, Buffers, Error, Io, Result};
+use vellum_io::{Buffer, Buffers, Error, Io, Result, spawn};
 use vellum_nbd::Secured;
 
 use crate::credentials::{Credentials, Kind};
@@ -23,6 +25,9 @@ use crate::{Authorizer, error};
 const RECEIVE_BYTES: usize = 36 << 10;
 /// How much is encrypted before it is sent.
 const SEND_BYTES: usize = 256 << 10;
+/// So much is kept for a peer that asks for answers and reads none: more than what is
+/// received at once asks for.
+const MAX_ANSWERS_BYTES: usize = 64 << 10;
 /// What GnuTLS says of a peer that hangs up without a word.
 const CUT_OFF: &str = "The TLS connection was non-properly terminated.";
 
@@ -33,6 +38,25 @@ struct Pipe {
     taken: usize,
     ended: bool,
     outgoing: Vec<u8>,
+    answers: Answers,
+}
+
+/// What a session says because of what it has read: that it takes new keys, too.
+#[derive(Debug, Default)]
+struct Answers {
+    /// How much of what is outgoing are answers.
+    len_bytes: usize,
+    /// Somebody sees to it that they are sent.
+    are_sent: bool,
+}
+
+/// What has become of a read.
+#[derive(Debug)]
+struct Taken {
+    /// Decrypted bytes; `None` if more must be received first.
+    count: Option<usize>,
+    /// There are answers that nobody sends so far.
+    has_answers: bool,
 }
 
 impl Read for Pipe {
@@ -69,14 +93,24 @@ impl Write for Pipe {
 /// A connection under TLS.
 #[derive(Debug)]
 pub(crate) struct TlsStream {
+    session: Arc<Session>,
+}
+
+/// What a connection is made of. Whoever sends its answers has it, too.
+#[derive(Debug)]
+struct Session {
     stream: Stream,
-    session: Mutex<SslStream<Pipe>>,
+    state: Mutex<SslStream<Pipe>>,
     /// Held by the one who sends what the session wants to say: records in order.
     sending: async_lock::Mutex<()>,
 }
 
 fn handshake_failed(reason: &str) -> Error {
     error(format!("TLS handshake failed: {reason}"))
+}
+
+fn cannot_read(reason: &str) -> Error {
+    error(format!("Cannot read from TLS channel: {reason}"))
 }
 
 /// Connects as a client to a server that must be `hostname`.
@@ -100,12 +134,12 @@ pub(crate) async fn connect(
     let secured = shake_hands(session, stream, SslStream::connect).await?;
     match credentials.kind() {
         Kind::X509 if credentials.wants_certificate() => {
-            findings.judge(secured.lock().ssl(), hostname)?;
+            findings.judge(secured.session.lock().ssl(), hostname)?;
             if hostname.is_none() {
                 return Err(error("No hostname for certificate validation"));
             }
         }
-        Kind::Psk => peer::check_key(secured.lock().ssl())?,
+        Kind::Psk => peer::check_key(secured.session.lock().ssl())?,
         // The user has said that nothing need be proved.
         Kind::X509 | Kind::Anonymous => {}
     }
@@ -138,7 +172,7 @@ pub(crate) async fn accept(
     }
     let secured = shake_hands(session, stream, SslStream::accept).await?;
     {
-        let session = secured.lock();
+        let session = secured.session.lock();
         match credentials.kind() {
             Kind::X509 if credentials.wants_certificate() => {
                 findings.judge(session.ssl(), None)?;
@@ -159,32 +193,32 @@ type Step = fn(&mut SslStream<Pipe>) -> Result<(), openssl::ssl::Error>;
 /// Exchanges messages until both sides are content. After a failure nothing more is
 /// said: the peer sees the end of the connection.
 async fn shake_hands(session: Ssl, stream: Stream, step: Step) -> Result<Arc<TlsStream>> {
-    let session = SslStream::new(session, Pipe::default())
+    let state = SslStream::new(session, Pipe::default())
         .map_err(|_| handshake_failed("no memory for a session"))?;
-    let secured = Arc::new(TlsStream {
+    let session = Arc::new(Session {
         stream,
-        session: Mutex::new(session),
+        state: Mutex::new(state),
         sending: async_lock::Mutex::new(()),
     });
     loop {
-        let stepped = step(&mut secured.lock());
+        let stepped = step(&mut session.lock());
         match stepped {
             Ok(()) => {
                 // A peer that is gone already shows as soon as something is read.
-                let _ = secured.send_outgoing().await;
-                return Ok(secured);
+                let _ = session.send_outgoing().await;
+                return Ok(Arc::new(TlsStream { session }));
             }
             Err(cause) if cause.code() == ErrorCode::WANT_READ => {
-                secured
+                session
                     .send_outgoing()
                     .await
                     .map_err(|cause| handshake_failed(cause.message()))?;
-                secured
+                session
                     .receive()
                     .await
                     .map_err(|cause| handshake_failed(cause.message()))?;
             }
-            Err(_) if secured.lock().get_ref().ended => return Err(handshake_failed(CUT_OFF)),
+            Err(_) if session.lock().get_ref().ended => return Err(handshake_failed(CUT_OFF)),
             Err(cause) => return Err(handshake_failed(&reason(&cause))),
         }
     }
@@ -204,14 +238,21 @@ fn reason(cause: &openssl::ssl::Error) -> String {
     }
 }
 
-impl TlsStream {
+impl Session {
     /// The session, for one step. OpenSSL keeps a list of what has failed for each thread,
     /// and looks there for what a step has come to. A lane has many sessions: what one has
     /// left there, such as a signature that is not good, would end all the others.
     fn lock(&self) -> MutexGuard<'_, SslStream<Pipe>> {
-        let session = self.session.lock();
+        let state = self.state.lock();
         drop(ErrorStack::get());
-        session
+        state
+    }
+
+    fn take_outgoing(&self) -> Vec<u8> {
+        let mut state = self.lock();
+        let pipe = state.get_mut();
+        pipe.answers.len_bytes = 0;
+        std::mem::take(&mut pipe.outgoing)
     }
 
     /// Sends what the session wants to say.
@@ -225,10 +266,28 @@ impl TlsStream {
 
     /// The caller holds `sending`.
     async fn send_taken(&self) -> Result<()> {
-        let bytes = std::mem::take(&mut self.lock().get_mut().outgoing);
-        let sent = Buffers::from_iter([Buffer::copy_of(&bytes)]);
+        let sent = Buffers::from_iter([Buffer::copy_of(&self.take_outgoing())]);
         self.stream.send(sent).await?;
         Ok(())
+    }
+
+    /// Sends answers, until there are none.
+    async fn send_answers(&self) {
+        let _turn = self.sending.lock().await;
+        while self.has_answers() {
+            if self.send_taken().await.is_err() {
+                // Whoever receives or sends next hears of it.
+                return;
+            }
+        }
+    }
+
+    /// Whether there are answers to be sent; if not, nobody sends them any more.
+    fn has_answers(&self) -> bool {
+        let mut state = self.lock();
+        let answers = &mut state.get_mut().answers;
+        answers.are_sent = answers.len_bytes > 0;
+        answers.are_sent
     }
 
     /// Receives encrypted bytes.
@@ -246,30 +305,39 @@ impl TlsStream {
         Ok(())
     }
 
-    /// Takes decrypted bytes; `None` if more must be received first.
-    fn take(&self, place: &mut [u8]) -> Result<Option<usize>> {
-        let mut session = self.lock();
-        match session.ssl_read(place) {
-            Ok(count) => Ok(Some(count)),
+    /// Takes decrypted bytes. Whoever is told of answers has them sent.
+    fn take(&self, place: &mut [u8]) -> Result<Taken> {
+        let mut state = self.lock();
+        let before_bytes = state.get_ref().outgoing.len();
+        let read = state.ssl_read(place);
+        let count = match read {
+            Ok(count) => Some(count),
             Err(cause) => match cause.code() {
-                ErrorCode::WANT_READ => Ok(None),
-                ErrorCode::ZERO_RETURN => Ok(Some(0)),
-                _ if session.get_ref().ended => {
-                    Err(error(format!("Cannot read from TLS channel: {CUT_OFF}")))
-                }
-                _ => Err(error(format!(
-                    "Cannot read from TLS channel: {}",
-                    reason(&cause)
-                ))),
+                ErrorCode::WANT_READ => None,
+                ErrorCode::ZERO_RETURN => Some(0),
+                _ if state.get_ref().ended => return Err(cannot_read(CUT_OFF)),
+                _ => return Err(cannot_read(&reason(&cause))),
             },
+        };
+        let pipe = state.get_mut();
+        let answers = &mut pipe.answers;
+        answers.len_bytes += pipe.outgoing.len() - before_bytes;
+        if answers.len_bytes > MAX_ANSWERS_BYTES {
+            return Err(cannot_read("the peer asks for answers, and takes none"));
         }
+        let has_answers = answers.len_bytes > 0 && !answers.are_sent;
+        answers.are_sent |= has_answers;
+        Ok(Taken { count, has_answers })
     }
 
-    async fn recv_decrypted(&self, mut buffer: Buffer) -> Result<(Buffer, usize)> {
+    async fn recv_decrypted(self: &Arc<Self>, mut buffer: Buffer) -> Result<(Buffer, usize)> {
         loop {
             let taken = self.take(&mut buffer)?;
-            self.send_outgoing().await?;
-            if let Some(count) = taken {
+            if taken.has_answers {
+                let session = self.clone();
+                drop(spawn(async move { session.send_answers().await }));
+            }
+            if let Some(count) = taken.count {
                 return Ok((buffer, count));
             }
             self.receive().await?;
@@ -295,14 +363,23 @@ impl TlsStream {
     }
 }
 
+impl Drop for TlsStream {
+    fn drop(&mut self) {
+        if self.session.lock().get_ref().answers.are_sent {
+            // Nobody is left who would end the connection if the peer does not take them.
+            let _ = self.session.stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
 impl Secured for TlsStream {
     fn recv(self: Arc<Self>, buffer: Buffer) -> Io<(Buffer, usize)> {
-        Io::boxed(async move { self.recv_decrypted(buffer).await })
+        Io::boxed(async move { self.session.recv_decrypted(buffer).await })
     }
 
     fn send(self: Arc<Self>, buffers: Buffers) -> Io<(Buffers, Option<Error>)> {
         Io::boxed(async move {
-            let sent = self.send_encrypted(&buffers).await;
+            let sent = self.session.send_encrypted(&buffers).await;
             Ok((buffers, sent.err()))
         })
     }
@@ -310,12 +387,12 @@ impl Secured for TlsStream {
     fn finish(self: Arc<Self>) -> Io<()> {
         Io::boxed(async move {
             // Its result tells about the peer's goodbye, which nobody waits for.
-            let _ = self.lock().shutdown();
-            self.send_outgoing().await
+            let _ = self.session.lock().shutdown();
+            self.session.send_outgoing().await
         })
     }
 
     fn stream(&self) -> &Stream {
-        &self.stream
+        &self.session.stream
     }
 }

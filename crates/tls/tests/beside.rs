@@ -1,22 +1,42 @@
-//! Sessions beside each other on a lane: none suffers from another.
+//! Sessions beside each other on a lane, and the two directions of one: none waits for, or
+//! suffers from, another.
+#![allow(unsafe_code)]
 
+use std::ffi::c_int;
 use std::fs;
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use openssl::asn1::Asn1Time;
 use openssl::hash::MessageDigest;
 use openssl::pkey::{PKey, Private};
+use openssl::ssl::{Ssl, SslContext, SslMethod, SslStream, SslVerifyMode, SslVersion};
 use openssl::x509::extension::{BasicConstraints, SubjectAlternativeName};
 use openssl::x509::{X509, X509Name};
 use tempfile::TempDir;
-use vellum_io::lane::block_on;
 use vellum_io::lane::net::Stream;
+use vellum_io::lane::{self, block_on};
 use vellum_io::{Buffer, Buffers, spawn};
 use vellum_nbd::{Secured, Upgrade};
 use vellum_tls::{Client, Credentials, CredentialsOptions, Endpoint, Kind, Server};
+
+/// How long somebody waits who should not have to.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// More than a socket takes, and encrypted at once.
+const MUCH: usize = 256 << 10;
+/// The most data of a record, and what kind of record an alert is.
+const RECORD_BYTES: usize = 16 << 10;
+const ALERT: u8 = 21;
+
+unsafe extern "C" {
+    /// The crate `openssl` has no word for it.
+    fn SSL_renegotiate(session: *mut openssl_sys::SSL) -> c_int;
+}
 
 struct Place {
     folder: TempDir,
@@ -172,5 +192,141 @@ fn a_forged_certificate_ends_no_session_but_its_own() {
         }
         let forged = forging.join().expect("no panic");
         assert!(!matches!(forged, Ok(bytes) if !bytes.is_empty()));
+    });
+}
+
+/// A socket of which nothing is received while that is not wanted.
+struct Stubborn {
+    socket: UnixStream,
+    reads: bool,
+}
+
+impl Read for Stubborn {
+    fn read(&mut self, place: &mut [u8]) -> io::Result<usize> {
+        match self.reads {
+            true => self.socket.read(place),
+            false => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+}
+
+impl Write for Stubborn {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.socket.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+type Peer = SslStream<Stubborn>;
+
+/// A server's session with a client of that version that says something, and reads nothing
+/// before it is told to, or loses its patience and leaves.
+async fn with_stubborn(
+    place: &Place,
+    version: SslVersion,
+    say: fn(&mut Peer),
+    then: fn(&mut Peer),
+) -> (Arc<dyn Secured>, Sender<()>, JoinHandle<()>) {
+    let (go, told) = channel();
+    let (one, socket) = UnixStream::pair().expect("sockets");
+    let client = thread::spawn(move || {
+        let mut builder = SslContext::builder(SslMethod::tls_client()).expect("a context");
+        builder.set_verify(SslVerifyMode::NONE);
+        builder.set_max_proto_version(Some(version)).expect("set");
+        let session = Ssl::new(&builder.build()).expect("a session");
+        let socket = Stubborn {
+            socket,
+            reads: true,
+        };
+        let mut peer = SslStream::new(session, socket).expect("a session");
+        peer.connect().expect("a server");
+        peer.get_mut().reads = false;
+        say(&mut peer);
+        told.recv_timeout(PATIENCE).expect("told to go on");
+        peer.get_mut().reads = true;
+        then(&mut peer);
+    });
+    let server = place.server("careless");
+    let server = server.upgrade(Stream::from_fd(one.into()));
+    (server.await.expect("a client"), go, client)
+}
+
+/// Its peer may be one that does not read before it is read from.
+#[test]
+fn who_receives_waits_for_nobody_who_sends() {
+    let place = place();
+    block_on(async {
+        let (server, go, client) = with_stubborn(
+            &place,
+            SslVersion::TLS1_3,
+            |peer| peer.write_all(b"x").expect("sent"),
+            |peer| {
+                let mut all = Vec::new();
+                peer.read_to_end(&mut all).expect("all, and the goodbye");
+                assert_eq!(all.len(), MUCH);
+            },
+        )
+        .await;
+        let sending = spawn(server.clone().send(bytes(&vec![1; MUCH])));
+        lane::yield_now().await;
+        // It has something to say, and its turn does not come.
+        let leaving = spawn(server.clone().finish());
+        lane::yield_now().await;
+        assert_eq!(receive(&server).await, Ok(b"x".to_vec()));
+        go.send(()).expect("it waits");
+        let sent = sending.await.expect("sent");
+        assert!(sent.1.is_none(), "{sent:?}");
+        leaving.await.expect("a goodbye");
+        client.join().expect("no panic");
+    });
+}
+
+/// Has a session ask for another handshake, which nobody gives it.
+fn renegotiate(peer: &mut Peer) {
+    let pointer = std::ptr::from_ref(peer.ssl()).cast_mut().cast();
+    // SAFETY: a reference to a session is a pointer to it, and nobody else has one.
+    let asked = unsafe { SSL_renegotiate(pointer) };
+    assert_eq!(asked, 1);
+    peer.do_handshake().expect_err("no answer is read");
+}
+
+/// Reads the records of what was sent, and the answer.
+fn expect_answer(peer: &mut Peer) {
+    let socket = &mut peer.get_mut().socket;
+    socket.set_read_timeout(Some(PATIENCE)).expect("set");
+    let mut kinds = Vec::new();
+    while kinds.last() != Some(&ALERT) {
+        let mut header = [0; 5];
+        socket.read_exact(&mut header).expect("a record");
+        let len = u16::from_be_bytes([header[3], header[4]]);
+        let body = &mut vec![0; usize::from(len)];
+        socket.read_exact(body).expect("all of it");
+        kinds.push(header[0]);
+    }
+    assert_eq!(kinds.len(), MUCH / RECORD_BYTES + 1, "{kinds:?}");
+}
+
+#[test]
+fn what_is_read_is_answered_behind_what_is_being_sent() {
+    let place = place();
+    block_on(async {
+        let version = SslVersion::TLS1_2;
+        let (server, go, client) = with_stubborn(&place, version, renegotiate, expect_answer).await;
+        let sending = spawn(server.clone().send(bytes(&vec![1; MUCH])));
+        lane::yield_now().await;
+        let receiver = server.clone();
+        let receiving = spawn(async move { receive(&receiver).await });
+        lane::yield_now().await;
+        go.send(()).expect("it waits");
+        let sent = sending.await.expect("sent");
+        assert!(sent.1.is_none(), "{sent:?}");
+        // The client has its answer, and leaves.
+        let cut_off =
+            "Cannot read from TLS channel: The TLS connection was non-properly terminated.";
+        assert_eq!(receiving.await, Err(cut_off.to_owned()));
+        client.join().expect("no panic");
     });
 }
