@@ -16,7 +16,8 @@ pub(super) fn single(descriptors: Vec<OwnedFd>) -> Result<OwnedFd> {
     }
 }
 
-/// The descriptor of a message that says whether it has one. Nobody waits when it is used.
+/// The descriptor of a message that says whether it has one: an event counter, at which nobody waits
+/// unless its client wants that (see `signals.rs`).
 pub(super) fn optional(descriptors: Vec<OwnedFd>, has_descriptor: bool) -> Result<Option<OwnedFd>> {
     if !has_descriptor && descriptors.is_empty() {
         return Ok(None);
@@ -25,9 +26,10 @@ pub(super) fn optional(descriptors: Vec<OwnedFd>, has_descriptor: bool) -> Resul
     let failed =
         |errno: rustix::io::Errno| Error::from_errno("take descriptor", errno.raw_os_error());
     let found = rustix::fs::fstat(&descriptor).map_err(failed)?;
-    // An event counter is no file of any kind; what is one may always be ready.
+    // An event counter is no file of any kind. What is one may always be ready; who waits for room
+    // in a pipe or socket could not be freed.
     match FileType::from_raw_mode(found.st_mode) {
-        FileType::Unknown | FileType::Fifo | FileType::Socket => {}
+        FileType::Unknown => {}
         _ => return Err(broken("a descriptor that counts no events")),
     }
     let set = rustix::io::ioctl_fionbio(&descriptor, true);

@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | `export.rs` | listens, and serves one client after the other |
 //! | `session.rs` | what a client has agreed upon and set up; `message.rs` is the codec, `channel.rs` the socket |
-//! | `queue.rs` | one queue on a lane of its own: `ring.rs` (the rings), `chain.rs` (a request's memory), `request.rs` (what it asks for), `perform.rs` (doing it) |
+//! | `queue.rs` | one queue on a lane of its own: `ring.rs` (the rings), `chain.rs` (a request's memory), `request.rs` (what it asks for), `perform.rs` (doing it), `signals.rs` (telling the guest), `control.rs` (what the session has of it), `poll_window.rs` |
 //! | `memory.rs` | addresses of the guest to memory; `dirty_log.rs`: what of it was written, for a guest that moves to another host |
 //! | `in_flight.rs`, `unflushed.rs`, `recovery.rs` | what outlives a server that is killed: requests, and writes that wait for a flush |
 //! | `config.rs`, `disk.rs` | what the guest is told of the disk |
@@ -21,6 +21,7 @@
 mod chain;
 mod channel;
 mod config;
+mod control;
 mod descriptors;
 mod dirty_log;
 mod disk;
@@ -29,11 +30,13 @@ mod in_flight;
 mod memory;
 mod message;
 mod perform;
+mod poll_window;
 mod queue;
 mod recovery;
 mod request;
 mod ring;
 mod session;
+mod signals;
 mod take_apart;
 mod unflushed;
 

@@ -7,31 +7,31 @@
 //! - What is wrong with a ring or chain stops the queue, and nothing else; the client is told.
 
 use std::cell::{Cell, RefCell};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use futures_util::task::AtomicWaker;
-use parking_lot::Mutex;
 use vellum::BlockDevice;
-use vellum_io::executor::RemoteCall;
-use vellum_io::lane::{self, Descriptor, Op, Remote};
+use vellum_io::lane::{self, Descriptor, Op};
 use vellum_io::{Buffers, Error, Io, Result};
 
 use super::chain::walk;
 use super::channel::Peer;
+use super::control::QueueControl;
 use super::dirty_log::{DirtyLog, QueueDirtyLog};
 use super::disk::Disk;
 use super::in_flight::QueueInFlight;
 use super::memory::GuestMemory;
 use super::message::broken;
 use super::perform;
+use super::poll_window::PollWindow;
 use super::request::{StatusPlace, parse};
 use super::ring::{Ring, RingPlace};
+use super::signals::take_count;
 use super::unflushed::{Log, Unflushed};
 use crate::fair_depth::StreamDepth;
 use crate::nbd::Stop;
@@ -40,8 +40,6 @@ use crate::nbd::Stop;
 const MAX_COPIED_BYTES: usize = 64 << 20;
 /// So many requests are begun before others on the lane have their turn.
 const REQUESTS_A_TURN: usize = 256;
-/// The first time that a queue looks for requests before it sleeps.
-const FIRST_POLL: Duration = Duration::from_micros(4);
 
 /// What a queue is made of.
 #[derive(Debug)]
@@ -70,70 +68,6 @@ pub(super) struct QueueSetup {
     pub(super) guest_flushes: bool,
 }
 
-/// What a session wants of a queue that runs.
-#[derive(Debug, Default)]
-struct QueueControl {
-    /// There is something below.
-    has_news: AtomicBool,
-    stop: AtomicBool,
-    /// Nobody waits for what is in flight: work in pieces ends unfinished.
-    abandon: AtomicBool,
-    call: Mutex<Option<Option<OwnedFd>>>,
-    error: Mutex<Option<Option<OwnedFd>>>,
-    waker: AtomicWaker,
-}
-
-/// A queue that runs on its lane.
-#[derive(Debug)]
-pub(super) struct RunningQueue {
-    control: Arc<QueueControl>,
-    life: RemoteCall<u16>,
-}
-
-impl QueueControl {
-    fn tell(&self) {
-        self.has_news.store(true, Ordering::Release);
-        self.waker.wake();
-    }
-}
-
-impl RunningQueue {
-    /// Starts a queue on a lane.
-    pub(super) fn start(lane: &Remote, setup: QueueSetup) -> RunningQueue {
-        let control = Arc::<QueueControl>::default();
-        let told = control.clone();
-        let life = lane.call(move || async move { run(setup, told).await });
-        RunningQueue { control, life }
-    }
-
-    /// Has another descriptor tell the guest.
-    pub(super) fn set_call(&self, call: Option<OwnedFd>) {
-        *self.control.call.lock() = Some(call);
-        self.control.tell();
-    }
-
-    /// Has another descriptor tell the client.
-    pub(super) fn set_error(&self, error: Option<OwnedFd>) {
-        *self.control.error.lock() = Some(error);
-        self.control.tell();
-    }
-
-    /// Lets work that comes in pieces end unfinished, and unanswered.
-    pub(super) fn abandon(&self) {
-        self.control.abandon.store(true, Ordering::Release);
-    }
-
-    /// Ends it when its requests are done; what of the available ring comes next.
-    ///
-    /// # Errors
-    /// If its lane has ended.
-    pub(super) async fn stop(self) -> Result<u16> {
-        self.control.stop.store(true, Ordering::Release);
-        self.control.tell();
-        self.life.await
-    }
-}
-
 /// A queue, on its lane.
 pub(super) struct Queue {
     pub(super) disk: Arc<Disk>,
@@ -151,8 +85,8 @@ pub(super) struct Queue {
     copied_bytes: Cell<usize>,
     /// Something was used that the guest was not told of.
     unsignalled: Cell<bool>,
-    call: RefCell<Option<OwnedFd>>,
-    error: RefCell<Option<OwnedFd>>,
+    call: RefCell<Option<Arc<OwnedFd>>>,
+    error: RefCell<Option<Arc<OwnedFd>>>,
     /// The loop, while it sleeps.
     sleeper: RefCell<Option<Waker>>,
     indirect: bool,
@@ -184,19 +118,21 @@ enum Woken {
     Other,
 }
 
-async fn run(setup: QueueSetup, control: Arc<QueueControl>) -> Result<u16> {
+/// A queue's life, on its lane.
+pub(super) async fn run(mut setup: QueueSetup, control: Arc<QueueControl>) -> Result<u16> {
     let first = setup.ring.next_available;
     let (disk, number) = (setup.disk.clone(), setup.number);
-    let error = setup.error.as_ref().and_then(|fd| fd.try_clone().ok());
+    let error = setup.error.take().map(Arc::new);
     let kick = setup.kick.try_clone();
     let kick = kick.map(|fd| Arc::new(Descriptor::new(fd, "kick")));
-    let made = Queue::new(setup, control.clone());
+    let made = Queue::new(setup, error.clone(), control.clone());
     let (queue, pending, kick) = match (made, kick) {
         (Ok((queue, pending)), Ok(kick)) => (Rc::new(queue), pending, kick),
         (made, kick) => {
             let kick = kick.map_err(|error| Error::from_io("use queue", &error));
             if let Some(failure) = made.err().or(kick.err()) {
-                report(&disk, number, error.as_ref(), &failure);
+                control.signals.use_counters(error.iter());
+                report(&disk, number, error.as_deref(), &control, &failure);
             }
             wait_for_stop(&control).await;
             return Ok(first);
@@ -206,7 +142,8 @@ async fn run(setup: QueueSetup, control: Arc<QueueControl>) -> Result<u16> {
         report(
             &queue.disk,
             queue.number,
-            queue.error.borrow().as_ref(),
+            queue.error.borrow().as_deref(),
+            &control,
             &failure,
         );
         queue.drain().await;
@@ -217,19 +154,20 @@ async fn run(setup: QueueSetup, control: Arc<QueueControl>) -> Result<u16> {
 }
 
 /// Tells of a queue that cannot go on.
-fn report(disk: &Disk, number: u16, error: Option<&OwnedFd>, failure: &Error) {
+fn report(
+    disk: &Disk,
+    number: u16,
+    error: Option<&OwnedFd>,
+    control: &QueueControl,
+    failure: &Error,
+) {
     disk.log(&format!(
         "queue {number} has stopped: {}",
         failure.message()
     ));
     if let Some(error) = error {
-        add_one(error);
+        control.signals.add_one(error);
     }
-}
-
-/// Adds one to a counter of events. If it is full, whoever waits for it is awake.
-fn add_one(counter: impl AsFd) {
-    let _ = rustix::io::write(counter, &1_u64.to_ne_bytes());
 }
 
 async fn wait_for_stop(control: &QueueControl) {
@@ -245,7 +183,11 @@ async fn wait_for_stop(control: &QueueControl) {
 
 impl Queue {
     /// A queue, and the requests that a server before this one has left.
-    fn new(setup: QueueSetup, control: Arc<QueueControl>) -> Result<(Queue, Vec<u16>)> {
+    fn new(
+        setup: QueueSetup,
+        error: Option<Arc<OwnedFd>>,
+        control: Arc<QueueControl>,
+    ) -> Result<(Queue, Vec<u16>)> {
         let mut ring = Ring::find(&setup.ring, &setup.memory)?;
         let mut notes = setup.notes;
         let mut pending = Vec::new();
@@ -286,12 +228,13 @@ impl Queue {
             copied_bytes: Cell::new(0),
             // A server that died may have used requests and told nobody.
             unsignalled: Cell::new(true),
-            call: RefCell::new(setup.call),
-            error: RefCell::new(setup.error),
+            call: RefCell::new(setup.call.map(Arc::new)),
+            error: RefCell::new(error),
             sleeper: RefCell::new(None),
             indirect: setup.indirect,
             guest_flushes: setup.guest_flushes,
         };
+        queue.use_counters();
         Ok((queue, pending))
     }
 
@@ -419,13 +362,20 @@ impl Queue {
         }
         self.control.has_news.store(false, Ordering::Release);
         if let Some(call) = self.control.call.lock().take() {
-            *self.call.borrow_mut() = call;
+            *self.call.borrow_mut() = call.map(Arc::new);
             // The guest may have missed what the one before was told.
             self.unsignalled.set(true);
         }
         if let Some(error) = self.control.error.lock().take() {
-            *self.error.borrow_mut() = error;
+            *self.error.borrow_mut() = error.map(Arc::new);
         }
+        self.use_counters();
+    }
+
+    fn use_counters(&self) {
+        let (call, error) = (self.call.borrow(), self.error.borrow());
+        let signals = &self.control.signals;
+        signals.use_counters(call.iter().chain(error.iter()));
     }
 
     /// Tells the guest of what is done, if it wants to be told.
@@ -434,7 +384,7 @@ impl Queue {
             && self.ring.borrow_mut().wants_signal()
             && let Some(call) = &*self.call.borrow()
         {
-            add_one(call);
+            self.control.signals.add_one(call);
         }
     }
 
@@ -525,56 +475,9 @@ fn wait_readable(kick: &Arc<Descriptor>) -> Io<()> {
 
 /// Takes the count of kicks.
 fn drain_kick(kick: &Descriptor) -> Result<()> {
-    let mut count = [0; 8];
-    match rustix::io::read(kick, &mut count) {
+    match take_count(kick) {
         Ok(8) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(()),
         Ok(_) => Err(broken("the descriptor for kicks counts none")),
         Err(errno) => Err(Error::from_errno("read kicks", errno.raw_os_error())),
-    }
-}
-
-/// How long a queue looks for requests before it sleeps: longer where that would have spared it a
-/// sleep, not at all where it would not.
-#[derive(Debug)]
-struct PollWindow {
-    window: Duration,
-    limit: Duration,
-}
-
-impl PollWindow {
-    fn new(limit: Duration) -> PollWindow {
-        let window = Duration::ZERO;
-        PollWindow { window, limit }
-    }
-
-    /// Takes in how long a sleep was.
-    fn adapt(&mut self, slept: Duration) {
-        if slept > self.limit {
-            self.window = Duration::ZERO;
-        } else if slept > self.window {
-            self.window = (self.window * 2).max(FIRST_POLL).min(self.limit);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_queue_polls_only_where_that_spares_a_sleep_and_never_longer_than_its_limit() {
-        let limit = Duration::from_micros(32);
-        let mut poll = PollWindow::new(limit);
-        assert_eq!(poll.window, Duration::ZERO);
-        for _ in 0..10 {
-            poll.adapt(Duration::from_micros(30));
-            assert!(poll.window <= limit);
-        }
-        assert_eq!(poll.window, limit);
-        poll.adapt(Duration::from_millis(1));
-        assert_eq!(poll.window, Duration::ZERO);
-        let mut off = PollWindow::new(Duration::ZERO);
-        off.adapt(Duration::ZERO);
-        assert_eq!(off.window, Duration::ZERO);
     }
 }

@@ -17,6 +17,7 @@ use vellum_io::{Error, Result};
 
 use super::channel::{Channel, Peer, Received};
 use super::config::{WRITE_CACHE_AT, feature};
+use super::control::RunningQueue;
 use super::descriptors::{duplicate, optional, single};
 use super::dirty_log::DirtyLog;
 use super::disk::Disk;
@@ -26,7 +27,7 @@ use super::message::{
     ConfigPart, Header, MAX_CONFIG_BYTES, Message, RegionDescription, RingAddresses, broken,
     config_changed, encode_ring_state, protocol_feature,
 };
-use super::queue::{QueueSetup, RunningQueue};
+use super::queue::QueueSetup;
 use super::recovery::{make, take_over};
 use super::ring::RingPlace;
 use crate::nbd::Stop;

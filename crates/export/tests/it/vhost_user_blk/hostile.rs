@@ -280,6 +280,77 @@ fn as_event(file: std::fs::File) -> vmm_sys_util::eventfd::EventFd {
     unsafe { vmm_sys_util::eventfd::EventFd::from_raw_fd(file.into_raw_fd()) }
 }
 
+fn borrow(counter: &vmm_sys_util::eventfd::EventFd) -> std::os::fd::BorrowedFd<'_> {
+    // SAFETY: it stays open as long as the counter.
+    unsafe { std::os::fd::BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(counter)) }
+}
+
+/// Fills a counter, and has whoever adds to it wait.
+fn fill(counter: &vmm_sys_util::eventfd::EventFd) {
+    while counter.write(u64::MAX - 1).is_err() {
+        // It was signalled before.
+        let _ = counter.read();
+    }
+    let counter = borrow(counter);
+    let flags = rustix::fs::fcntl_getfl(counter).expect("flags");
+    rustix::fs::fcntl_setfl(counter, flags - rustix::fs::OFlags::NONBLOCK).expect("set");
+}
+
+/// Makes room in a counter when it is dropped, so that a test that fails ends.
+struct MakesRoom(vmm_sys_util::eventfd::EventFd);
+
+impl Drop for MakesRoom {
+    fn drop(&mut self) {
+        // What fails here has failed before.
+        let _ = rustix::io::ioctl_fionbio(borrow(&self.0), true);
+        let _ = self.0.read();
+    }
+}
+
+/// Whether a write to a full counter waits is the client's to say, at any time.
+#[test]
+fn full_counters_that_are_waited_for_hold_up_neither_requests_nor_the_end() {
+    let (mut server, _storage) = serve(writable());
+    let mut guest = Guest::boot(&server.socket(), 1, EVENT_INDEX);
+    let queue = &mut guest.queues[0];
+    let another =
+        vmm_sys_util::eventfd::EventFd::new(vmm_sys_util::eventfd::EFD_NONBLOCK).expect("an event");
+    let rooms = [&queue.call, &another].map(|counter| {
+        let counter = counter.try_clone().expect("a descriptor");
+        MakesRoom(counter)
+    });
+    fill(&queue.call);
+    for count in 1..=3 {
+        let head = queue.prepare(&header(4, 0), (0, 0), false);
+        queue.offer(head);
+        queue.kick.write(1).expect("a kick");
+        let begin = Instant::now();
+        while queue.used_index() < count {
+            assert!(begin.elapsed() < PATIENCE / 3, "nothing goes on");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    wait_for_line(&server, "queue 0: an event counter is full");
+    // Once more while the export ends.
+    another.write(1).expect("room");
+    guest.client.set_vring_call(0, &another).expect("taken");
+    fill(&another);
+    let head = guest.queues[0].prepare(&header(4, 0), (0, 0), false);
+    guest.queues[0].offer(head);
+    guest.queues[0].kick.write(1).expect("a kick");
+    let (ended, end) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let server = &mut server;
+        scope.spawn(move || {
+            server.end();
+            ended.send(()).expect("awaited");
+        });
+        let ended = end.recv_timeout(PATIENCE / 3);
+        drop(rooms);
+        assert_eq!(ended, Ok(()), "the export does not end");
+    });
+}
+
 /// Does something while `harm` goes on again and again, and ends that in any case.
 fn beside<T>(mut harm: impl FnMut() + Send, work: impl FnOnce() -> T) -> T {
     let is_over = AtomicBool::new(false);
