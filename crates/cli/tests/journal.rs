@@ -298,6 +298,51 @@ fn a_target_that_was_overwritten_is_not_gone_on_with() {
     }
 }
 
+/// As the last test, where no sample tells it: an image that differs in some bytes, by whatever of this program it
+/// came there and whatever name of the target was used.
+#[test]
+fn a_target_that_this_program_has_written_to_is_made_anew() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    succeeds(
+        folder,
+        "qemu-img create -q -f raw a 520M && qemu-io -f raw -c 'write -P 1 0 520M' a > /dev/null && \
+         cp a b && printf 'of another disk.' | dd of=b bs=1 seek=100500000 conv=notrunc status=none",
+    );
+    for (name, change) in [
+        ("target", "$VELLUM dd -f raw -O raw if=b of=target"),
+        ("target", "cat b | $VELLUM convert -f raw -O raw - target"),
+        ("target", "$VELLUM convert -n -f raw -O raw b target"),
+        (
+            "target",
+            "$VELLUM io -f raw -c 'write -q -P 7 100500000 16' target",
+        ),
+        ("file:link", "$VELLUM convert -n -f raw -O raw b target"),
+    ] {
+        std::fs::remove_file(folder.join("target")).ok();
+        if name != "target" {
+            succeeds(folder, "ln -s target link");
+        }
+        let copy = Command::new(VELLUM)
+            .args(["convert", "--journal", "-r", "150M", "-f", "raw", "a", name])
+            .current_dir(folder)
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the program runs");
+        kill_beyond(folder, copy, 256 << 20);
+        succeeds(folder, change);
+        assert!(!journal(folder).exists(), "{change}");
+        let again = format!("$VELLUM convert --journal -f raw a {name} && cmp a target");
+        succeeds(folder, &again);
+        assert!(!journal(folder).exists(), "{change}");
+    }
+    succeeds(folder, "ln target other");
+    let output = shell(folder, "$VELLUM convert --journal -f raw a target");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("a target with one name"), "{said}");
+}
+
 /// All files of the source count, not the one alone that it is named by.
 #[test]
 fn a_source_whose_extents_were_changed_is_another_one() {

@@ -7,6 +7,7 @@
 //! Invariant: nothing here knows about image formats.
 #![deny(clippy::missing_errors_doc)]
 
+pub mod copy_journal;
 mod delegate;
 pub mod event;
 pub mod file;

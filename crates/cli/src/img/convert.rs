@@ -27,7 +27,6 @@ use super::convert_bitmaps;
 use super::convert_stdin::{self, Input};
 use super::convert_stdout::{self, DASH};
 use super::create::print_option_help;
-use super::note::forget_journal;
 use super::unfinished::Unfinished;
 use super::{help, ova, resume, snapshot};
 use crate::progress::{Progress, ProgressReporter};
@@ -225,7 +224,6 @@ async fn ready_target(
     convert_bitmaps::check_sources(arguments, sources).await?;
     let cache = target_cache(arguments)?;
     if let Some(settings) = &settings {
-        forget_journal(name)?;
         unfinished.makes(name);
         settings
             .text("data_file")

@@ -12,7 +12,6 @@ use vellum_io::lane;
 use super::activity::{ActivityIndicator, Growth};
 use super::command::{Command, Failure, MAX_BYTES, Outcome, check_object, fail, size};
 use super::help;
-use super::note::forget_journal;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::{hint, report};
 
@@ -130,7 +129,6 @@ async fn make(command: Command<'_>, request: &CreateRequest, quiet: bool) -> Out
             settings.summary()
         ));
     }
-    forget_journal(name)?;
     let size_bytes = settings.integer("size");
     let growth = match settings.text("preallocation") {
         Some("full" | "falloc") => Growth::of(name, size_bytes.unwrap_or(0)),

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use vellum_io::error::io_text;
+use vellum_storage::copy_journal;
 
 use super::command::{Failure, fail};
 
@@ -24,33 +25,23 @@ pub struct Note {
     file: RefCell<File>,
 }
 
-/// Takes the journal of a copy (`convert --journal`), new and empty if there is none.
+/// Takes the journal of a copy (`convert --journal`), new and empty if there is none. From now on this process makes
+/// that copy.
 ///
 /// # Errors
 /// If somebody else has it: the copy runs.
-pub fn claim_journal(target: &str) -> Result<Note, Failure> {
-    let path = journal_path(target);
-    match Note::claim(path.clone().into())? {
-        Some(note) => Ok(note),
+pub fn claim_journal(target_name: &str, target: &Path) -> Result<Note, Failure> {
+    let path = copy_journal::path_of(target);
+    match Note::claim(path.clone())? {
+        Some(note) => {
+            copy_journal::keep();
+            Ok(note)
+        }
         None => fail(format!(
-            "'{target}' is being made: somebody else is using '{path}'"
+            "'{target_name}' is being made: somebody else is using '{}'",
+            path.display()
         )),
     }
-}
-
-/// Forgets the copy, if there was one, whose target is made anew.
-///
-/// # Errors
-/// As [`claim_journal`].
-pub fn forget_journal(target: &str) -> Result<(), Failure> {
-    match Path::new(&journal_path(target)).exists() {
-        true => claim_journal(target)?.remove(),
-        false => Ok(()),
-    }
-}
-
-fn journal_path(target: &str) -> String {
-    format!("{target}.vellum-journal")
 }
 
 impl Note {

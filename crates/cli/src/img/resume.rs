@@ -11,8 +11,9 @@
 //! - What lies behind that place is written once more, whatever is there.
 //! - The journal of a new target is begun after the target is durable. It says the size of that, which
 //!   some formats round up, and a target of another size is refused.
-//! - What was copied is looked at here and there: a target that is another image by now is refused.
-//!   Whoever makes an image in its place with this program removes the journal first.
+//! - Whatever of this program opens the target to change it ends the journal first, by whatever name it comes
+//!   there (`vellum_storage::copy_journal`); a target with several names of its own is refused. Other programs do not know
+//!   of that: what was copied is looked at here and there, and a target that is another image by now is refused.
 //! - A qcow2 target that was not closed may have clusters that are counted and not used.
 //!   They are given back first, and a target with any contradiction is refused.
 //! - The journal is locked as long as the copy runs, so that nobody else goes on with it,
@@ -21,14 +22,17 @@
 //!   What has no such time (a block device) is refused.
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use serde_json::{Value, json};
 use vellum::qcow2::check::{CheckOptions, Fix, repair};
 use vellum::qcow2::read_header;
 use vellum::{BlockDevice, Error, Storage};
-use vellum_control::CacheMode;
 use vellum_control::layer_files::layer_files;
+use vellum_control::{CacheMode, filename};
 use vellum_format::features::Incompatible;
 use vellum_io::error::io_text;
 use vellum_jobs::copy::{CopyOptions, Observer};
@@ -74,7 +78,7 @@ pub async fn convert(
         Some(entry) => {
             let start_bytes = entry.place(&identity, target_name, &journal)?;
             if format == "qcow2" {
-                give_back_leaks(target_name).await?;
+                give_back_leaks(&journal.target).await?;
             }
             report::info(format_args!("going on at {}", human(start_bytes)));
             (start_bytes, entry.size_bytes)
@@ -99,7 +103,7 @@ pub async fn convert(
         return fail(format!(
             "'{target_name}' has not what '{}' says was copied: it was written to since; remove that to \
              begin anew",
-            journal.0.path().display()
+            journal.path().display()
         ));
     }
     let options = CopyOptions {
@@ -109,7 +113,7 @@ pub async fn convert(
     };
     let mut progress = Progress::new(command.program, arguments.progress, arguments.quiet, 1.0);
     let done = |done_bytes| {
-        journal.write(&identity, target_name, done_bytes, Some(target_bytes))?;
+        journal.write(&identity, done_bytes, Some(target_bytes))?;
         progress.show(done_bytes, total_bytes);
         Ok(())
     };
@@ -151,7 +155,7 @@ async fn begin(
         return fail("--journal is not possible with a backing file");
     }
     make_target(target_name, format, &settings).await?;
-    journal.begin(identity, target_name)
+    journal.begin(identity)
 }
 
 fn check(arguments: &Arguments) -> Result<(), Failure> {
@@ -222,9 +226,24 @@ fn source_identity(name: &str) -> Result<Value, Failure> {
     }
 }
 
-/// Which file the target is, whatever it holds.
-fn target_identity(name: &str) -> Option<Value> {
-    FileVersion::of_name(name).map(|version| version.file())
+/// Which file the target is, whatever it holds. Where another file has its number by now, it was made at another time.
+fn target_identity(path: &str) -> Option<Value> {
+    let file = std::fs::metadata(path).ok()?;
+    let made = file.created().ok();
+    let made = made.and_then(|made| made.duration_since(SystemTime::UNIX_EPOCH).ok());
+    let made = made.map(|made| json!([made.as_secs(), made.subsec_nanos()]));
+    FileVersion::of(&file).map(|version| json!([version.file(), made]))
+}
+
+/// Refuses a target that has another name: nobody who opens it by that can know of the journal.
+fn refuse_other_names(target_name: &str, target: &str) -> Result<(), Failure> {
+    match std::fs::metadata(target) {
+        Ok(file) if file.is_file() && file.nlink() > 1 => fail(format!(
+            "--journal needs a target with one name, and the file '{target_name}' has {}",
+            file.nlink()
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Gives back what an image that was not closed holds without use.
@@ -252,7 +271,11 @@ pub(super) async fn give_back_leaks(name: &str) -> Result<(), Failure> {
 }
 
 /// The file that tells how far a copy is. It is locked by the one who makes the copy.
-struct Journal(Note);
+struct Journal {
+    note: Note,
+    /// The file that it speaks of.
+    target: String,
+}
 
 /// What it says.
 struct Entry {
@@ -265,13 +288,21 @@ struct Entry {
 
 impl Journal {
     /// Takes the journal of a target, new and empty if there is none.
-    fn claim(target: &str) -> Result<Journal, Failure> {
-        claim_journal(target).map(Journal)
+    fn claim(target_name: &str) -> Result<Journal, Failure> {
+        let local = filename::local_path(target_name);
+        let target = local.unwrap_or_else(|_| target_name.to_owned());
+        refuse_other_names(target_name, &target)?;
+        let note = claim_journal(target_name, Path::new(&target))?;
+        Ok(Journal { note, target })
+    }
+
+    fn path(&self) -> &Path {
+        self.note.path()
     }
 
     /// What it says; an empty one, nothing.
     fn read(&self) -> Result<Option<Entry>, Failure> {
-        let text = self.0.text()?;
+        let text = self.note.text()?;
         if text.is_empty() {
             return Ok(None);
         }
@@ -285,37 +316,36 @@ impl Journal {
             })),
             _ => fail(format!(
                 "'{}' is no journal of a copy; remove it to begin anew",
-                self.0.path().display()
+                self.path().display()
             )),
         }
     }
 
     /// Speaks of a new target, once that is there durably.
-    fn begin(&self, identity: &Value, target: &str) -> Result<(), Failure> {
+    fn begin(&self, identity: &Value) -> Result<(), Failure> {
         // Without locks: nothing is read or changed.
-        let durable = File::open(target).and_then(|file| file.sync_all());
+        let durable = File::open(&self.target).and_then(|file| file.sync_all());
         durable
-            .and_then(|()| self.0.sync_folder())
-            .or_else(|error| self.0.fail("begin", &error))?;
-        self.write(identity, target, 0, None)
+            .and_then(|()| self.note.sync_folder())
+            .or_else(|error| self.note.fail("begin", &error))?;
+        self.write(identity, 0, None)
     }
 
     /// Says that everything up to `done_bytes` is in its place, durably, and how large the target is.
     fn write(
         &self,
         identity: &Value,
-        target: &str,
         done_bytes: u64,
         size_bytes: Option<u64>,
     ) -> Result<(), Failure> {
         let value = json!({
             "version": VERSION,
             "copy": identity,
-            "target": target_identity(target),
+            "target": target_identity(&self.target),
             "done": done_bytes,
             "size": size_bytes,
         });
-        self.0.replace(&value.to_string())
+        self.note.replace(&value.to_string())
     }
 
     /// A target of another size than before has lost what the journal says is there.
@@ -329,7 +359,7 @@ impl Journal {
         match before_bytes {
             Some(before_bytes) if found_bytes != before_bytes => fail(format!(
                 "'{target}' has not the size that '{}' speaks of; remove that to begin anew",
-                self.0.path().display()
+                self.path().display()
             )),
             _ if found_bytes < needed_bytes => fail("output file is smaller than input file"),
             _ => Ok(()),
@@ -337,21 +367,21 @@ impl Journal {
     }
 
     fn remove(&self) -> Result<(), Failure> {
-        self.0.remove()
+        self.note.remove()
     }
 }
 
 impl Entry {
     /// Where to go on, if this is the journal of the same copy.
     fn place(&self, identity: &Value, target: &str, journal: &Journal) -> Result<u64, Failure> {
-        let path = journal.0.path().display();
+        let path = journal.path().display();
         if self.identity != *identity {
             return fail(format!(
                 "The sources or the arguments are not those of the copy that '{path}' speaks of; \
                  remove it to begin anew"
             ));
         }
-        match target_identity(target) {
+        match target_identity(&journal.target) {
             Some(found) if found == self.target => Ok(self.done_bytes),
             _ => fail(format!(
                 "'{target}' is not the file that '{path}' speaks of; remove that to begin anew"

@@ -8,6 +8,7 @@ use rustix::fs::{FileType, OFlags, SeekFrom, Stat};
 
 use super::drop_behind::DropBehind;
 use super::{Create, Device, File, FileKind, FileOptions, Supports};
+use crate::copy_journal;
 use crate::lock::{self, LockConflict, Permissions};
 use crate::sys::{self, Errno};
 use vellum_io::align::Alignment;
@@ -74,6 +75,9 @@ impl OpenedFile {
             stat,
             device,
         } = self;
+        if !options.read_only && device.is_none() {
+            copy_journal::end(&fd, &name)?;
+        }
         if options.create == Create::Truncate && device.is_none() {
             sys::truncate(&fd, 0)
                 .map_err(|errno| Error::from_errno("truncate", errno).target(&*name))?;
