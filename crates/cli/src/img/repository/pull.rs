@@ -83,7 +83,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     }
     let node = json!({"driver": "raw", "file": named.node(number, push)});
     words.push(format!("json:{node}"));
-    match unfinished_path(target, existing) {
+    match unfinished_path(target, existing)? {
         None => copy(command, words, target),
         Some((path, unfinished)) => {
             let name = unfinished.to_string_lossy().into_owned();
@@ -156,27 +156,34 @@ fn format_of(target: &str) -> &'static str {
 }
 
 /// Where the image is made until it is complete; `None` where it is made in its place.
-fn unfinished_path(target: &str, existing: bool) -> Option<(PathBuf, PathBuf)> {
+///
+/// Invariant: no two pulls have the same place, on whatever hosts and in whatever containers they are, as each removes what
+/// lies there, and gives it the disk's name. So it is drawn at random.
+fn unfinished_path(target: &str, existing: bool) -> Result<Option<(PathBuf, PathBuf)>, Failure> {
     if existing || filename::protocol(target).is_some() {
-        return None;
+        return Ok(None);
     }
     let path = fs::canonicalize(target).unwrap_or_else(|_| PathBuf::from(target));
     // A link to nothing yet is followed.
-    if path.is_symlink() {
-        return None;
+    if path.is_symlink() || fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
+        return Ok(None);
     }
-    if fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
-        return None;
+    let Some(name) = path.file_name() else {
+        return Ok(None);
+    };
+    let mut random = [0; 16];
+    if let Err(error) = getrandom::fill(&mut random) {
+        return fail(format!("no random number for a name: {error}"));
     }
-    let mut name = path.file_name()?.to_owned();
-    name.push(format!(".pull-{}", std::process::id()));
+    let mut name = name.to_owned();
+    name.push(format!(".pull-{:032x}", u128::from_ne_bytes(random)));
     let unfinished = path.with_file_name(name);
     // A name that looks like a protocol's is none behind a slash.
     let unfinished = match unfinished.is_absolute() {
         true => unfinished,
         false => Path::new(".").join(unfinished),
     };
-    Some((path, unfinished))
+    Ok(Some((path, unfinished)))
 }
 
 /// Has the new file be as the one that it replaces, which nobody may be using: its locks are held until
@@ -207,9 +214,13 @@ fn sync(path: &Path) -> std::io::Result<()> {
 mod tests {
     use super::*;
 
+    fn places(target: &str, existing: bool) -> Option<(PathBuf, PathBuf)> {
+        unfinished_path(target, existing).ok().flatten()
+    }
+
     #[test]
     fn an_image_is_made_beside_its_name() {
-        let (path, unfinished) = unfinished_path("/nowhere/disk.qcow2", false).unwrap();
+        let (path, unfinished) = places("/nowhere/disk.qcow2", false).unwrap();
         assert_eq!(path, Path::new("/nowhere/disk.qcow2"));
         assert!(unfinished.starts_with("/nowhere"));
         let name = unfinished
@@ -218,12 +229,19 @@ mod tests {
             .to_string_lossy()
             .into_owned();
         assert!(name.starts_with("disk.qcow2.pull-"));
-        assert_eq!(unfinished_path("/dev/null", false), None);
-        assert_eq!(unfinished_path("/nowhere/disk", true), None);
-        assert_eq!(unfinished_path("nbd://localhost", false), None);
+        assert_eq!(places("/dev/null", false), None);
+        assert_eq!(places("/nowhere/disk", true), None);
+        assert_eq!(places("nbd://localhost", false), None);
         assert_eq!(
             (format_of("a.img"), format_of("a"), format_of("b/c.qcow2")),
             ("raw", "qcow2", "qcow2")
         );
+    }
+
+    /// Processes in containers have the same number, often 1.
+    #[test]
+    fn no_two_pulls_make_an_image_in_the_same_place() {
+        let place = || places("/nowhere/disk.qcow2", false).unwrap().1;
+        assert_ne!(place(), place());
     }
 }
