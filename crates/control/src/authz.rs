@@ -119,7 +119,15 @@ impl List {
                 reason.message()
             ))
         })?;
-        List::take(&mut Options::from_json(&text)?)
+        let mut options = Options::from_json(&text)?;
+        let list = List::take(&mut options)?;
+        // Rules that are not understood must not be left out: they may keep somebody away.
+        match options.keys().next() {
+            None => Ok(list),
+            Some(key) => Err(invalid(format!(
+                "'{filename}': Parameter '{key}' is unexpected"
+            ))),
+        }
     }
 }
 
@@ -189,6 +197,42 @@ mod tests {
         assert!(!allowed("authz-list", list, "CN=bad one"));
         assert!(!allowed("authz-list", list, "O=good"));
         assert!(allowed("authz-list", "policy=allow", "anybody"));
+    }
+
+    /// What is left out might be what keeps somebody away.
+    #[test]
+    fn a_file_with_what_is_not_understood_lets_nobody_in() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let read = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            List::read(&file.path().to_string_lossy())
+        };
+        let deny = r#"{"match":"CN=bad","policy":"deny"}"#;
+        let good = read(&format!(r#"{{"policy":"allow","rules":[{deny}]}}"#)).unwrap();
+        assert!(!good.is_allowed("CN=bad").unwrap());
+        for (text, key) in [
+            (
+                format!(r#"{{"policy":"allow","rule":[{deny}]}}"#),
+                "rule.0.match",
+            ),
+            (
+                format!(r#"{{"policy":"allow","rules":[{{}},{deny}]}}"#),
+                "rules.1.match",
+            ),
+            (
+                format!(r#"{{"policy":"allow","rules":{{"x":{deny}}}}}"#),
+                "rules.x.match",
+            ),
+            (r#"{"policy":"allow","rules":"none"}"#.to_owned(), "rules"),
+        ] {
+            let error = read(&text).unwrap_err();
+            let unexpected = format!("Parameter '{key}' is unexpected");
+            assert!(error.message().ends_with(&unexpected), "{text}: {error}");
+            let listed = ListFile {
+                filename: file.path().to_string_lossy().into_owned(),
+            };
+            assert!(listed.is_allowed("CN=good").is_err(), "{text}");
+        }
     }
 
     #[test]
