@@ -22,6 +22,7 @@ enum Opt {
     Help,
     Connect,
     TokenFile,
+    Tls,
     Output,
     Format,
     Sync,
@@ -43,6 +44,7 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
     OptionSpec::new(Opt::Connect, 'c', "connect", Takes::Value),
     OptionSpec::long(Opt::TokenFile, "token-file", Takes::Value),
+    OptionSpec::long(Opt::Tls, "tls", Takes::Value),
     OptionSpec::long(Opt::Output, "output", Takes::Value),
     OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
     OptionSpec::long(Opt::Sync, "sync", Takes::Value),
@@ -67,8 +69,9 @@ pub fn options() -> Vec<Shape> {
 
 /// What the options mean.
 pub const HELP: &str = "\
-  -c, --connect ADDRESS     where the daemon listens: unix:PATH or HOST:PORT (VELLUM_CTL)
+  -c, --connect ADDRESS     where the daemon listens: unix:PATH or [https://]HOST:PORT (VELLUM_CTL)
   --token-file FILE         a file with the token that the daemon asks for
+  --tls DIR                 ca-cert.pem, client-cert.pem and client-key.pem for https:// (the system's trust)
   --output FORMAT           human or json: what the daemon has answered, for programs
   -f, --format FMT          the format of the new file (snapshot, mirror, backup)
   --sync full|top|none      what is copied (mirror, backup; full)
@@ -179,6 +182,7 @@ pub struct Arguments {
     pub help: bool,
     pub address: Option<Address>,
     pub token_file: Option<PathBuf>,
+    pub tls: Option<PathBuf>,
     pub output: Output,
     pub interval: Duration,
     pub count: Option<u64>,
@@ -213,6 +217,7 @@ impl Arguments {
             help: false,
             address: None,
             token_file: None,
+            tls: None,
             output: Output::default(),
             interval: DEFAULT_INTERVAL,
             count: None,
@@ -238,6 +243,7 @@ impl Arguments {
             Opt::Help => self.help = true,
             Opt::Connect => self.address = Some(Address::parse(&value)?),
             Opt::TokenFile => self.token_file = Some(value.into()),
+            Opt::Tls => self.tls = Some(value.into()),
             Opt::Output => self.output = Output::parse(&value).map_err(|e| e.to_string())?,
             Opt::Format => extra.format = Some(value),
             Opt::Sync => extra.sync = Some(value),

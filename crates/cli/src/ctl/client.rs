@@ -1,10 +1,13 @@
 //! [`Client`]: requests to the daemon, one after the other.
 //!
-//! Invariant: an answer is bounded, and so is the time to connect and, unless somebody wants it
-//! otherwise, that in which it has come.
+//! Invariants:
+//! - An answer is bounded, and so is the time to connect and, unless somebody wants it otherwise, that in
+//!   which it has come.
+//! - A token goes to a socket, to this machine, or to who has proved that it is the daemon, and nowhere else.
 
 use std::future::poll_fn;
-use std::path::Path;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -13,21 +16,34 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 use vellum_io::error::io_text;
 
 use super::address::Address;
+use super::secured::Secured;
 
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 /// What a thousand disks have to tell is some megabytes.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
+/// Where a daemon is, and what is said to it of who asks.
+#[derive(Debug)]
+pub struct Peer {
+    pub address: Address,
+    /// A file with the token.
+    pub token_file: Option<PathBuf>,
+    /// A folder with certificates, for TLS.
+    pub tls: Option<PathBuf>,
+}
+
 /// Asks a daemon.
 pub struct Client {
     address: Address,
     token: Option<HeaderValue>,
+    /// Where the daemon is asked with TLS.
+    secured: Option<Secured>,
     /// How long an answer is waited for.
     limit: Option<Duration>,
     runtime: Runtime,
@@ -40,22 +56,27 @@ pub struct Answer {
 }
 
 impl Client {
-    /// Asks the daemon at an address, with the token in a file. An answer is waited for as long as
-    /// `limit` says.
+    /// Asks a daemon. An answer is waited for as long as `limit` says.
     ///
     /// # Errors
     /// What a person should read.
-    pub fn new(
-        address: Address,
-        token_file: Option<&Path>,
-        limit: Option<Duration>,
-    ) -> Result<Client, String> {
-        let token = token_file.map(read_token).transpose()?;
+    pub fn new(peer: Peer, limit: Option<Duration>) -> Result<Client, String> {
+        let secured = match (&peer.address, peer.tls) {
+            (Address::Tls(_), folder) => Some(Secured::new(folder.as_deref())?),
+            (_, None) => None,
+            (other, Some(_)) => {
+                return Err(format!(
+                    "--tls is for --connect https://HOST:PORT, and {other} is asked without TLS"
+                ));
+            }
+        };
+        let token = peer.token_file.as_deref().map(read_token).transpose()?;
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_io().enable_time().build();
         Ok(Client {
-            address,
+            address: peer.address,
             token,
+            secured,
             limit,
             runtime: runtime.map_err(|why| format!("Cannot speak HTTP: {}", io_text(&why)))?,
         })
@@ -71,7 +92,7 @@ impl Client {
             let stream = connecting
                 .await
                 .map_err(|_| self.failed("it does not answer"))?;
-            let stream = stream.map_err(|why| self.failed(&io_text(&why)))?;
+            let stream = stream.map_err(|why| self.failed(&why))?;
             let answer = self.converse(stream, method, path, body);
             let Some(limit) = self.limit else {
                 return answer.await;
@@ -86,19 +107,38 @@ impl Client {
         })
     }
 
-    async fn connect(&self) -> std::io::Result<Box<dyn Wire>> {
-        Ok(match &self.address {
-            Address::Unix(path) => Box::new(UnixStream::connect(path).await?),
-            Address::Tcp(place) => Box::new(TcpStream::connect(place.as_str()).await?),
+    async fn connect(&self) -> Result<Box<dyn Wire>, String> {
+        let told = |why: std::io::Error| io_text(&why);
+        Ok(match (&self.address, &self.secured) {
+            (Address::Unix(path), _) => Box::new(UnixStream::connect(path).await.map_err(told)?),
+            (Address::Tls(place), Some(secured)) => {
+                let stream = TcpStream::connect(place.as_str()).await.map_err(told)?;
+                Box::new(secured.secure(place, stream).await?)
+            }
+            (Address::Tcp(place) | Address::Tls(place), _) => {
+                let found = lookup_host(place.as_str()).await.map_err(told)?;
+                let found: Vec<SocketAddr> = found.collect();
+                self.refuse_to_tell(&found)?;
+                Box::new(TcpStream::connect(&found[..]).await.map_err(told)?)
+            }
         })
     }
 
+    /// Refuses to show a token in the clear to whoever is at, or on the way to, another machine.
+    fn refuse_to_tell(&self, places: &[SocketAddr]) -> Result<(), String> {
+        let is_here = |place: &SocketAddr| place.ip().to_canonical().is_loopback();
+        match self.token.is_none() || places.iter().all(is_here) {
+            true => Ok(()),
+            false => Err(
+                "that is not this machine, and the token would be sent in the clear: say --connect \
+                 https://HOST:PORT, or unix:PATH"
+                    .to_owned(),
+            ),
+        }
+    }
+
     fn failed(&self, why: &str) -> String {
-        let place = match &self.address {
-            Address::Unix(path) => format!("unix:{}", path.display()),
-            Address::Tcp(place) => place.clone(),
-        };
-        format!("Cannot ask the daemon at {place}: {why}")
+        format!("Cannot ask the daemon at {}: {why}", self.address)
     }
 
     async fn converse(

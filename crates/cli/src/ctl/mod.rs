@@ -1,6 +1,6 @@
 //! `vellum ctl`: shows and changes what a running daemon serves, over its HTTP interface.
 //!
-//! `arguments` makes a request of a command line, `client` asks it, `tables` and `show` print the
+//! `arguments` makes a request of a command line, `client` asks it, over TLS as `secured` says, `tables` and `show` print the
 //! answer, `top` looks again and again, `wait` waits for a job, and `names` are what completions know of the daemon.
 //!
 //! Invariant: what `--output=json` prints is what the daemon has answered, and nothing else.
@@ -11,6 +11,8 @@ mod arguments;
 mod client;
 #[cfg(feature = "http")]
 mod names;
+#[cfg(feature = "http")]
+mod secured;
 #[cfg(feature = "http")]
 mod show;
 #[cfg(feature = "http")]
@@ -184,7 +186,12 @@ fn run(program: &str, arguments: Arguments) -> Result<(), String> {
         Some(address) => address,
         None => from_environment()?,
     };
-    let client = client::Client::new(address, arguments.token_file.as_deref(), arguments.timeout)?;
+    let peer = client::Peer {
+        address,
+        token_file: arguments.token_file,
+        tls: arguments.tls,
+    };
+    let client = client::Client::new(peer, arguments.timeout)?;
     match arguments.action {
         None => Ok(()),
         Some(Action::Top) => top::run(

@@ -2,13 +2,14 @@
 //!
 //! Invariant: what fails leads to no names, never to a message.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::Value;
 
 use super::address::Address;
 use super::arguments::VARIABLE;
-use super::client::Client;
+use super::client::{Client, Peer};
 use super::{ask, tables};
 
 /// Somebody sits there.
@@ -24,23 +25,19 @@ pub enum Named {
     Commands,
 }
 
-/// The names that the daemon at an address knows, or that of `VELLUM_CTL`, each with what it is.
-pub fn names(
-    kind: Named,
-    address: Option<&str>,
-    token_file: Option<&str>,
-) -> Vec<(String, String)> {
+/// The names that a daemon knows, each with what it is. `option` tells what the command line says; what it does not say
+/// of where the daemon is `VELLUM_CTL` does.
+pub fn names<'a>(kind: Named, option: impl Fn(&str) -> Option<&'a str>) -> Vec<(String, String)> {
     let found = || {
-        let text = address
+        let text = option("connect")
             .map(str::to_owned)
             .or_else(|| std::env::var(VARIABLE).ok())?;
-        let address = Address::parse(&text).ok()?;
-        let client = Client::new(
-            address,
-            token_file.map(std::path::Path::new),
-            Some(PATIENCE),
-        )
-        .ok()?;
+        let peer = Peer {
+            address: Address::parse(&text).ok()?,
+            token_file: option("token-file").map(PathBuf::from),
+            tls: option("tls").map(PathBuf::from),
+        };
+        let client = Client::new(peer, Some(PATIENCE)).ok()?;
         let (method, path) = match kind {
             Named::Disks => ("GET", "/v1/disks"),
             Named::Jobs => ("GET", "/v1/jobs"),

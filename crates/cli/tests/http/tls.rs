@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::Write;
 use std::net::TcpStream;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use openssl::ssl::{SslConnector, SslMethod, SslStream, SslVerifyMode};
@@ -13,67 +13,77 @@ use crate::place::{Daemon, PATIENCE, Place};
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
-/// Certificates for `localhost` in the folder `pki`.
-fn make_certificates(place: &Place) {
+/// What `certtool` makes in the folder `pki`.
+fn certtool(place: &Place, words: &[&str], template: Option<&str>) {
     let folder = place.path("pki");
-    fs::create_dir(&folder).expect("a folder");
-    let certtool = |words: &[&str], template: Option<&str>| {
-        let mut all: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-        if let Some(template) = template {
-            fs::write(folder.join("template"), template).expect("a file");
-            all.extend(["--template".to_owned(), "template".to_owned()]);
-        }
-        let output = Command::new("certtool")
-            .current_dir(&folder)
-            .args(&all)
-            .output();
-        let output = output.expect("the program of `cargo xtask setup`");
-        assert!(output.status.success(), "{words:?}: {output:?}");
-    };
-    for key in ["ca-key.pem", "server-key.pem"] {
-        certtool(&["--generate-privkey", "--outfile", key], None);
+    let mut all: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+    if let Some(template) = template {
+        fs::write(folder.join("template"), template).expect("a file");
+        all.extend(["--template".to_owned(), "template".to_owned()]);
     }
-    certtool(
-        &[
-            "--generate-self-signed",
-            "--load-privkey",
-            "ca-key.pem",
-            "--outfile",
-            "ca-cert.pem",
-        ],
+    let output = Command::new("certtool")
+        .current_dir(&folder)
+        .args(&all)
+        .output();
+    let output = output.expect("the program of `cargo xtask setup`");
+    assert!(output.status.success(), "{words:?}: {output:?}");
+}
+
+/// Certificates in the folder `pki`: of a server `localhost`, of a client, and of who signs both.
+fn make_certificates(place: &Place) {
+    fs::create_dir(place.path("pki")).expect("a folder");
+    let made = |words: &[&str], template: Option<&str>| certtool(place, words, template);
+    for key in ["ca-key.pem", "server-key.pem", "client-key.pem"] {
+        made(&["--generate-privkey", "--outfile", key], None);
+    }
+    let own = ["--generate-self-signed", "--load-privkey", "ca-key.pem"];
+    made(
+        &[&own[..], &["--outfile", "ca-cert.pem"]].concat(),
         Some("cn = \"CA\"\nca\ncert_signing_key\nexpiration_days = 30\n"),
     );
-    certtool(
-        &[
+    for (side, names) in [
+        (
+            "server",
+            "cn = \"localhost\"\ndns_name = \"localhost\"\ntls_www_server",
+        ),
+        ("client", "cn = \"me\"\ntls_www_client"),
+    ] {
+        let (key, certificate) = (format!("{side}-key.pem"), format!("{side}-cert.pem"));
+        let signed = [
             "--generate-certificate",
-            "--load-privkey",
-            "server-key.pem",
             "--load-ca-certificate",
             "ca-cert.pem",
             "--load-ca-privkey",
             "ca-key.pem",
+            "--load-privkey",
+            &key,
             "--outfile",
-            "server-cert.pem",
-        ],
-        Some(
-            "cn = \"localhost\"\ndns_name = \"localhost\"\ntls_www_server\nencryption_key\nsigning_key\nexpiration_days = 30\n",
-        ),
-    );
+            &certificate,
+        ];
+        let usage = "encryption_key\nsigning_key\nexpiration_days = 30\n";
+        made(&signed, Some(&format!("{names}\n{usage}")));
+    }
 }
 
 fn start(place: &Place) -> (Daemon, u16) {
+    start_with(place, "off")
+}
+
+/// Clients show who they are, if `verify` is `on`.
+fn start_with(place: &Place, verify: &str) -> (Daemon, u16) {
     make_certificates(place);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
     drop(listener);
     let secret = format!("secret,id=t,data={TOKEN}");
+    let credentials = format!("tls-creds-x509,id=c,endpoint=server,dir=pki,verify-peer={verify}");
     // Every address of this machine: what needs TLS and a token.
     let address = format!("0.0.0.0:{port},tls-creds=c,token-secret=t");
     let daemon = place.ours(&[
         "--object",
         &secret,
         "--object",
-        "tls-creds-x509,id=c,endpoint=server,dir=pki,verify-peer=off",
+        &credentials,
         "--metrics",
         &address,
     ]);
@@ -141,4 +151,93 @@ fn clients_that_shake_no_hands_keep_nobody_out() {
     let begin = Instant::now();
     daemon.end();
     assert!(begin.elapsed() < PATIENCE, "{:?}", begin.elapsed());
+}
+
+/// `vellum ctl`, with a certificate of its own if there is one in the folder `own`.
+fn ctl(place: &Place, line: &str) -> Output {
+    fs::write(place.path("token"), TOKEN).expect("a file");
+    Command::new(env!("CARGO_BIN_EXE_vellum"))
+        .current_dir(place.folder.path())
+        .env_remove("VELLUM_CTL")
+        .env("SSL_CERT_FILE", place.path("nosuch.pem"))
+        .env("SSL_CERT_DIR", place.path("nosuch"))
+        .args(["ctl", "list", "--output=json", "--token-file", "token"])
+        .args(line.split_whitespace())
+        .output()
+        .expect("the program runs")
+}
+
+fn ctl_fails(place: &Place, line: &str) -> String {
+    let output = ctl(place, line);
+    assert_eq!(output.status.code(), Some(1), "{line}: {output:?}");
+    assert!(output.stdout.is_empty(), "{line}: {output:?}");
+    String::from_utf8(output.stderr).expect("text")
+}
+
+#[test]
+fn ctl_tells_a_token_only_to_a_daemon_that_has_proved_its_name() {
+    let place = Place::new();
+    let (daemon, port) = start(&place);
+    // It needs no key of who signs.
+    fs::create_dir(place.path("trust")).expect("a folder");
+    fs::copy(
+        place.path("pki/ca-cert.pem"),
+        place.path("trust/ca-cert.pem"),
+    )
+    .expect("a file");
+    let localhost = format!("--connect https://localhost:{port}");
+    let output = ctl(&place, &format!("{localhost} --tls trust"));
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "[]");
+    let named = ctl_fails(
+        &place,
+        &format!("--connect https://127.0.0.1:{port} --tls trust"),
+    );
+    assert!(named.contains("not valid for name"), "{named}");
+    // Somebody else's authority.
+    let again = ["--generate-self-signed", "--load-privkey", "client-key.pem"];
+    fs::create_dir(place.path("other")).expect("a folder");
+    certtool(
+        &place,
+        &[&again[..], &["--outfile", "../other/ca-cert.pem"]].concat(),
+        Some("cn = \"CA\"\nca\ncert_signing_key\nexpiration_days = 30\n"),
+    );
+    let signed = ctl_fails(&place, &format!("{localhost} --tls other"));
+    assert!(signed.contains("invalid peer certificate"), "{signed}");
+    let system = ctl_fails(&place, &localhost);
+    assert!(system.contains("--tls DIR"), "{system}");
+    let missing = ctl_fails(&place, &format!("{localhost} --tls www"));
+    assert!(missing.contains("ca-cert.pem' is missing"), "{missing}");
+    let plain = ctl_fails(&place, &format!("--connect localhost:{port} --tls trust"));
+    assert!(plain.contains("https://"), "{plain}");
+    daemon.end();
+}
+
+#[test]
+fn ctl_shows_a_daemon_its_certificate() {
+    let place = Place::new();
+    let (daemon, port) = start_with(&place, "on");
+    let localhost = format!("--connect https://localhost:{port}");
+    let output = ctl(&place, &format!("{localhost} --tls pki"));
+    assert!(output.status.success(), "{output:?}");
+    fs::remove_file(place.path("pki/client-key.pem")).expect("it is there");
+    let half = ctl_fails(&place, &format!("{localhost} --tls pki"));
+    assert!(half.contains("without the other"), "{half}");
+    fs::remove_file(place.path("pki/client-cert.pem")).expect("it is there");
+    ctl_fails(&place, &format!("{localhost} --tls pki"));
+    daemon.end();
+}
+
+#[test]
+fn ctl_sends_no_token_in_the_clear_to_another_machine() {
+    let place = Place::new();
+    let begin = Instant::now();
+    for address in ["192.0.2.1:9100", "[2001:db8::1]:9100"] {
+        let refused = ctl_fails(&place, &format!("--connect {address}"));
+        for part in ["in the clear", "https://", "unix:"] {
+            assert!(refused.contains(part), "{address}: {refused}");
+        }
+    }
+    // Nobody has waited for an answer.
+    assert!(begin.elapsed() < Duration::from_secs(5));
 }

@@ -43,7 +43,7 @@ fn known_to_daemon(words: &[&str], line: &Line) -> Candidates {
         _ => return Candidates::default(),
     };
     Candidates {
-        candidates: ctl::names(kind, line.value("connect"), line.value("token-file")),
+        candidates: ctl::names(kind, |option| line.value(option)),
         ..Candidates::default()
     }
 }
