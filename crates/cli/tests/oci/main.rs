@@ -450,10 +450,7 @@ fn servers_that_a_registry_leads_to_may_not_ask_who_asks() {
         fake.put(&blob, Answer::leads(&to));
         let said = place.fails(&format!("{} {login}", pull(&fake)));
         assert!(said.contains("does not let us"), "{said}");
-        fake.put(
-            "/v2/a/b/blobs/uploads/",
-            Answer::leads(&to).status(202),
-        );
+        fake.put("/v2/a/b/blobs/uploads/", Answer::leads(&to).status(202));
         place.done("qemu-img create -q -f qcow2 disk.qcow2 1M");
         let said = place.fails(&format!(
             "$VELLUM oci push --plain-http {login} disk.qcow2 127.0.0.1:{}/a/b:c",

@@ -46,7 +46,8 @@ struct Core {
     inner: Arc<dyn Storage>,
     options: PreallocateOptions,
     ends: Mutex<Ends>,
-    /// Held by the one who makes the file longer.
+    /// Held by the one who makes the file longer: what is made ahead is zeroed, and nobody may
+    /// have data there meanwhile.
     growing: RangeLocks,
     /// Held by all whose data may lie beyond where it ends so far, who may wait for `growing` then.
     writing: Arc<RangeLocks>,
@@ -89,21 +90,30 @@ impl Core {
         self.ends.lock()
     }
 
+    /// Whether a request that ends at `end_bytes` makes the file longer.
+    fn is_beyond(&self, end_bytes: u64) -> bool {
+        end_bytes > self.ends().file_bytes
+    }
+
     /// What must be made before a write that ends at `end_bytes`: from where to where.
     fn wanted(&self, end_bytes: u64) -> Option<(u64, u64)> {
-        let ends = self.ends();
+        let mut ends = self.ends();
         if ends.failed || end_bytes <= ends.file_bytes {
             return None;
         }
         let to_bytes = end_bytes
             .saturating_add(self.options.size_bytes)
-            .checked_next_multiple_of(self.options.align_bytes)?;
-        (to_bytes <= i64::MAX as u64).then_some((ends.file_bytes, to_bytes))
+            .checked_next_multiple_of(self.options.align_bytes)
+            .filter(|to_bytes| *to_bytes <= i64::MAX as u64);
+        // Without room for it the write makes the file longer itself, and must meet nobody else
+        // who does.
+        ends.failed = to_bytes.is_none();
+        Some((ends.file_bytes, to_bytes?))
     }
 
     /// Makes the file long enough for a write and for more.
     async fn make_room(&self, end_bytes: u64) {
-        if self.wanted(end_bytes).is_none() {
+        if !self.is_beyond(end_bytes) {
             return;
         }
         let _one = self.growing.lock_exclusive(0..1).await;
@@ -208,8 +218,13 @@ impl Storage for PreallocateStorage {
         let core = self.core.clone();
         Io::task(spawn(async move {
             let _writing = core.writing.lock_shared(0..1).await;
+            let end_bytes = offset_bytes + len_bytes;
+            let _one = match core.is_beyond(end_bytes) {
+                true => Some(core.growing.lock_exclusive(0..1).await),
+                false => None,
+            };
             core.inner.allocate(offset_bytes, len_bytes).await?;
-            core.written(offset_bytes + len_bytes);
+            core.written(end_bytes);
             Ok(())
         }))
     }
@@ -241,10 +256,17 @@ impl Storage for PreallocateStorage {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::wrap::{DelayStorage, Matching, Operation};
     use crate::{FileOptions, FileStorage, MemStorage};
     use vellum_io::Buffer;
-    use vellum_io::lane::block_on;
+    use vellum_io::lane::{self, block_on};
+
+    fn bytes(value: u8) -> Buffers {
+        Buffers::from_iter([Buffer::copy_of(&[value; 100])])
+    }
 
     #[test]
     fn the_file_is_longer_than_its_data_until_it_is_closed() {
@@ -271,6 +293,39 @@ mod tests {
         write(0);
         block_on(async { storage.close().await }).unwrap();
         assert_eq!(memory.snapshot(), [1; 100]);
+    }
+
+    #[test]
+    fn what_is_allocated_while_the_file_grows_is_not_zeroed_later() {
+        let memory = Arc::new(MemStorage::new());
+        let delays = DelayStorage::new(memory.clone());
+        let options = PreallocateOptions {
+            align_bytes: 4096,
+            size_bytes: 8192,
+        };
+        let storage = Arc::new(PreallocateStorage::new(delays.clone(), options).unwrap());
+        block_on(async {
+            let grown = delays.hold(Matching::operation(Operation::WriteZeroes));
+            let first = storage.write(0, bytes(1), WriteFlags::default());
+            grown.arrived().await;
+            let beside = storage.clone();
+            let second = spawn(async move {
+                beside.allocate(0, 1 << 20).await.unwrap();
+                let flags = WriteFlags::default();
+                beside.write(4096, bytes(2), flags).await.unwrap();
+            });
+            // So long that the second one would be done if it did not wait.
+            lane::sleep(Duration::from_millis(20)).await;
+            grown.release();
+            first.await.unwrap();
+            second.await;
+        });
+        let file = memory.snapshot();
+        assert_eq!(
+            (&file[..100], &file[4096..4196]),
+            (&[1; 100][..], &[2; 100][..])
+        );
+        assert_eq!(storage.len_bytes().unwrap(), 1 << 20);
     }
 
     #[test]
