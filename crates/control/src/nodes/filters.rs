@@ -47,6 +47,7 @@ impl Nodes {
             backing_text: None,
             is_filter: true,
             is_of_job: false,
+            is_lost: false,
             next_child: None,
         };
         self.lock().nodes.insert(name.to_owned(), node);

@@ -110,6 +110,8 @@ struct Node {
     is_filter: bool,
     /// It was opened by a job, which opens it again where that is begun anew.
     is_of_job: bool,
+    /// It is not open: it could neither be opened anew nor as it was.
+    is_lost: bool,
     /// The number that its next child gets, where children come and go and one has.
     next_child: Option<u64>,
 }
@@ -281,6 +283,7 @@ impl Nodes {
             backing_text: opened.backing_text(),
             is_filter: false,
             is_of_job: false,
+            is_lost: false,
             next_child: None,
         };
         match root {

@@ -271,6 +271,27 @@ impl NamedNode {
         node.is_some_and(|node| node.opened.driver == "qcow2")
     }
 
+    /// Whether a node is not open, since it could neither be opened anew nor as it was.
+    pub(super) fn is_lost(&self, name: &str) -> bool {
+        self.nodes.get(name).is_some_and(|node| node.is_lost)
+    }
+
+    /// Notes that a node could neither be opened anew nor as it was. It goes on standing on what was below
+    /// it and is still there; without links, so that it is opened anew with that.
+    pub(super) fn note_lost(&mut self, name: &str, below: &[Use]) {
+        if let Some(node) = self.nodes.get_mut(name) {
+            node.is_lost = true;
+        }
+        for one in below {
+            if self.nodes.contains_key(&one.node) {
+                self.uses.add(Use {
+                    link: None,
+                    ..one.clone()
+                });
+            }
+        }
+    }
+
     /// Forgets what a node stands on: the uses, and files that only it knows.
     pub(super) fn forget_below(&mut self, name: &str) {
         let below = self.uses.by(name);

@@ -10,7 +10,9 @@
 //! - A file is the same one afterwards, whatever its name leads to, and its locks are never given
 //!   up in between: it stays open until the new one has its own.
 //! - A filter that keeps what was there goes on with its moment, and a log goes on where it was.
-//! - Where the new nodes cannot be opened the old ones are opened again; no user has run meanwhile.
+//! - Where the new nodes cannot be opened the old ones are opened again; no user has run meanwhile. A node
+//!   for which that fails too keeps its place over those below it: an image that is opened later without
+//!   what it stands on would show, and write, zeroes in its place.
 //! - What exports show of bitmaps follows before users go on (`shown.rs`).
 //! - Where clients have nodes stand on others, that is noted before users go on (`leading.rs`), or the old
 //!   nodes are opened again.
@@ -24,7 +26,7 @@ use vellum_storage::file::FileStorage;
 use vellum_storage::mutants::{self, Mutant};
 
 use super::changes::DrainedUsers;
-use super::{Nodes, Origin, User, invalid, unknown_node};
+use super::{Nodes, Origin, Use, User, invalid, unknown_node};
 use crate::graph::{self, NodeKind, OpenedNode};
 use crate::options::{Options, Scalar};
 
@@ -61,6 +63,8 @@ pub(super) struct Renewed {
     pub(super) name: String,
     old: Origin,
     pub(super) new: Origin,
+    /// What it stood on.
+    below: Vec<Use>,
 }
 
 /// Nodes that are about to be opened anew, from the top down, with their users held up.
@@ -192,7 +196,11 @@ impl Nodes {
         for one in renewed {
             let mut old = one.old.clone();
             old.around.place.reverts = true;
-            result = result.and(self.open_anew(&one.name, old, held).await);
+            let opened = self.open_anew(&one.name, old, held).await;
+            if opened.is_err() {
+                self.lock().note_lost(&one.name, &one.below);
+            }
+            result = result.and(opened);
         }
         result
     }
@@ -223,6 +231,7 @@ impl Nodes {
             };
             renewed.push(Renewed {
                 old: named.origin_now(&name, &origin, &none),
+                below: named.uses.by(&name).cloned().collect(),
                 name,
                 new,
             });
@@ -279,6 +288,10 @@ impl Nodes {
 
     /// Makes durable what has been written to a node, as it is.
     async fn flush_node(&self, name: &str) -> Result<()> {
+        if self.lock().is_lost(name) {
+            // Its users were told; what they had flushed was durable before.
+            return Ok(());
+        }
         match self.open_kind(name)? {
             NodeKind::Device(device) if device.info().read_only => Ok(()),
             NodeKind::Device(device) => device.flush().await,
@@ -336,7 +349,9 @@ impl Nodes {
         named.forget_below(name);
         if let Some(node) = named.nodes.get_mut(name) {
             node.device = None;
-            node.moment = moment;
+            if !node.is_lost {
+                node.moment = moment;
+            }
             node.opened = OpenedNode::device(node.opened.driver, away);
         }
         Ok(files)
@@ -360,6 +375,7 @@ impl Nodes {
         node.opened = opened.recorded(&node.bitmaps.recorder);
         node.device = None;
         node.moment = None;
+        node.is_lost = false;
         node.front = None;
         let mut origin = origin;
         origin.around.place.kept.clear();

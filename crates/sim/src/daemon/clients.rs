@@ -110,18 +110,19 @@ impl Drop for Running {
     }
 }
 
-async fn enter(disk: &Rc<GuestDisk>) -> (Arc<dyn BlockDevice>, Running) {
-    disk.until(|disk| disk.device.borrow().is_some()).await;
-    let device = disk.device.borrow().clone();
-    let Some(device) = device else {
-        unreachable!("nothing has run since it was there")
-    };
+/// Waits for the disk's export; `None` if there will be none.
+async fn enter(disk: &Rc<GuestDisk>) -> Option<(Arc<dyn BlockDevice>, Running)> {
+    disk.until(|disk| disk.device.borrow().is_some() || disk.is_gone())
+        .await;
+    let device = disk.device.borrow().clone()?;
     disk.running.set(disk.running.get() + 1);
-    (device, Running(disk.clone()))
+    Some((device, Running(disk.clone())))
 }
 
 async fn perform(setup: Rc<Setup>, disk: Rc<GuestDisk>, op: Op) {
-    let (device, _running) = enter(&disk).await;
+    let Some((device, _running)) = enter(&disk).await else {
+        return;
+    };
     if let Err(failure) = try_perform(&setup, &disk, &*device, op).await {
         setup.fail(failure);
     }

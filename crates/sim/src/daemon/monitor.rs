@@ -366,6 +366,7 @@ async fn export_anew(setup: &Setup, disk: &GuestDisk, top: &str) {
         .demand("block-export-del", json!({"id": disk.name, "mode": mode}))
         .await
     {
+        disk.give_up();
         return;
     }
     // Whatever they had asked for has ended, but they may have to hear of it.
@@ -389,6 +390,7 @@ pub(super) async fn export(setup: &Setup, disk: &GuestDisk, node: &str) {
         "on-full": if setup.fills { "wait" } else { "fail" },
     });
     if !setup.demand("block-export-add", arguments).await {
+        disk.give_up();
         return;
     }
     let device = match &setup.network {

@@ -55,6 +55,8 @@ pub(super) struct GuestDisk {
     pub(super) changed: Event,
     /// The server hangs up on its clients.
     pub(super) hung_up_on: Cell<bool>,
+    /// There will be no export any more: what its clients would wait for has failed.
+    is_gone: Cell<bool>,
     /// What clients used before their export went.
     pub(super) last_top: RefCell<Option<String>>,
 }
@@ -74,8 +76,20 @@ impl GuestDisk {
             clients: Cell::new(0),
             changed: Event::new(),
             hung_up_on: Cell::new(false),
+            is_gone: Cell::new(false),
             last_top: RefCell::default(),
         }
+    }
+
+    /// Whether clients wait in vain for an export.
+    pub(super) fn is_gone(&self) -> bool {
+        self.is_gone.get()
+    }
+
+    /// Has clients wait no longer for an export.
+    pub(super) fn give_up(&self) {
+        self.is_gone.set(true);
+        self.changed.notify(usize::MAX);
     }
 
     /// A new name for a node, its file, or a job.

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use vellum_io::lane::yield_now;
 
+use super::super::renew::ReopenChanges;
 use super::durable::World;
 use super::*;
 
@@ -142,5 +143,39 @@ fn another_name_of_the_backing_file_costs_nothing_that_was_flushed() {
             }
         };
         world.change("over", change).await;
+    });
+}
+
+#[test]
+fn an_image_that_could_not_be_opened_for_a_while_stands_on_what_it_stood_on() {
+    lane::block_on(async {
+        let world = World::new();
+        for name in ["base", "over"] {
+            world.add(name, "qcow2").await;
+        }
+        let joined = world.join("base");
+        world.put(&joined, 1, 5).await;
+        world.nodes.snapshot("base", "over").await.unwrap();
+        let over = world.file("over");
+        over.0.fails_reads.store(true, Ordering::SeqCst);
+        let none = ReopenChanges::default();
+        assert!(world.nodes.renew("over", &none).await.is_err());
+        assert_eq!(world.nodes.chain("over"), ["over", "base"]);
+        let gone = joined.link.read(512, Buffer::for_read(512)).await;
+        assert!(gone.is_err(), "it is not open");
+        let refused = world.nodes.remove("base").await;
+        assert!(refused.is_err(), "it is stood on");
+        over.0.fails_reads.store(false, Ordering::SeqCst);
+        // With the one below it it would be, too.
+        world.nodes.renew("over", &none).await.unwrap();
+        let read = joined.link.read(512, Buffer::for_read(512)).await;
+        assert_eq!(read.unwrap()[..], [5; 512]);
+        // It has a link there again: what is below may be exchanged under it.
+        world.nodes.renew("base", &none).await.unwrap();
+        world.put(&joined, 2, 6).await;
+        joined.link.flush().await.unwrap();
+        world
+            .check_left(&["over".to_owned(), "base".to_owned()])
+            .await;
     });
 }

@@ -22,6 +22,7 @@ pub(crate) struct Core {
     memory: MemStorage,
     /// What is left when the power fails.
     durable: Mutex<Vec<u8>>,
+    pub(crate) fails_reads: AtomicBool,
     pub(crate) fails_flushes: AtomicBool,
     pub(crate) fails_writes: AtomicBool,
     /// Writes that have begun do not land yet.
@@ -47,6 +48,7 @@ impl Volatile {
         Volatile(Arc::new(Core {
             memory: MemStorage::with_bytes(bytes.clone()),
             durable: Mutex::new(bytes),
+            fails_reads: AtomicBool::new(false),
             fails_flushes: AtomicBool::new(false),
             fails_writes: AtomicBool::new(false),
             holds_writes: AtomicBool::new(false),
@@ -85,7 +87,10 @@ impl Storage for Volatile {
     delegate!(0.memory: capabilities, name, len_bytes, block_status);
 
     fn read(&self, at: u64, buffers: Buffers) -> Io<Buffers> {
-        self.late(move |core| core.memory.read(at, buffers))
+        self.late(move |core| match core.fails_reads.load(Ordering::SeqCst) {
+            true => Io::ready(Err(Error::from_errno("read", libc::EIO))),
+            false => core.memory.read(at, buffers),
+        })
     }
 
     fn write(&self, at: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {
