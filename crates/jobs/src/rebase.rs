@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use vellum::qcow2::AsQcow2;
 use vellum::{BlockDevice, Error, Result};
 
 use crate::copy::{CopyError, CopyOptions, Observer, Step, copy};
@@ -78,7 +79,14 @@ pub async fn rebase(
     observer: &mut dyn Observer,
 ) -> Result<(), CopyError> {
     let size_bytes = image.size_bytes();
-    let source_end_bytes = old.map_or(0, |old| old.size_bytes());
+    // Without a backing file so far zeroes would only unmap what `new` shows then.
+    let is_old = image
+        .as_qcow2()
+        .is_some_and(|image| image.header().geometry().version < 3);
+    let source_end_bytes = match is_old {
+        true => size_bytes,
+        false => old.map_or(0, |old| old.size_bytes()),
+    };
     let old: Arc<dyn BlockDevice> = Padded::new(old, size_bytes);
     let copying = CopyOptions {
         scope: Scope::Differences(Differences {

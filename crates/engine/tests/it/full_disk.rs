@@ -10,7 +10,8 @@ use vellum::gate::DenyAll;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{
-    Backing, CacheOptions, NewSnapshot, OpenOptions, PreallocateAhead, Qcow2, WriteLogOptions,
+    Backing, BitmapOptions, CacheOptions, NewSnapshot, OpenOptions, PreallocateAhead, Qcow2,
+    WriteLogOptions,
 };
 use vellum::{
     BlockDevice, Buffer, Buffers, ErrorKind, Preallocation, Raw, RawOptions, RequestFlags, Storage,
@@ -470,5 +471,57 @@ fn a_write_log_that_finds_no_room_says_so_and_keeps_everything() {
         holds(&image, 8 * MIB, 512, 2).await;
         holds(&image, 8 * MIB + 512, MIB, 5).await;
         close_and_check(&killed, &image).await;
+    });
+}
+
+/// A disk that is refused another size has none; one that has got it is not refused.
+#[test]
+fn bitmaps_need_no_room_when_a_disk_gets_smaller() {
+    let bitmap = |granularity: u64, disabled: bool| {
+        let options = BitmapOptions::default().granularity_bytes(Some(granularity));
+        options.disabled(disabled)
+    };
+    run(async move {
+        let file = SmallStorage::new(Arc::new(MemStorage::new()));
+        let options = CreateOptions::default()
+            .size_bytes(64 * MIB)
+            .cluster_size_bytes(CLUSTER_BYTES);
+        create(file.clone(), None, &options).await.unwrap();
+        let image = open_small(&file).await;
+        for (name, first) in [("old", 15 * MIB), ("new", 16 * MIB - 4096)] {
+            let bitmaps = image.bitmaps();
+            bitmaps.add(name, bitmap(512, false)).await.unwrap();
+            bitmaps.set(name, vec![first..19 * MIB]).await.unwrap();
+        }
+        image.bitmaps().disable("old").await.unwrap();
+        image.flush().await.unwrap();
+        file.set_left_bytes(Some(0));
+        let refused = image.truncate(128 * MIB).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::NoSpace);
+        assert_eq!(image.size_bytes(), 64 * MIB);
+        let mut filled = 0;
+        while put(&image, filled, CLUSTER_BYTES, 1).await.is_ok() {
+            filled += CLUSTER_BYTES;
+        }
+        // In the middle of what a byte of bits is about.
+        let end = 16 * MIB + 1536;
+        image.truncate(end).await.unwrap();
+        assert_eq!(image.size_bytes(), end);
+        image.close().await.unwrap();
+        file.set_left_bytes(None);
+        let image = open_small(&file).await;
+        // The write that failed may be dirty.
+        let new = [0..filled + CLUSTER_BYTES, 16 * MIB - 4096..end];
+        for (name, expected) in [("old", vec![15 * MIB..end]), ("new", new.to_vec())] {
+            let info = image.bitmaps().find(name).await.unwrap();
+            assert!(info.consistent, "{info:?}");
+            let dirty = image.bitmaps().read(name).await.unwrap();
+            assert_eq!(dirty.ranges().collect::<Vec<_>>(), expected, "{name}");
+        }
+        // What comes into being is not what was there before.
+        image.truncate(20 * MIB).await.unwrap();
+        let dirty = image.bitmaps().read("old").await.unwrap();
+        assert_eq!(dirty.ranges().collect::<Vec<_>>(), [15 * MIB..end]);
+        close_and_check(&file, &image).await;
     });
 }

@@ -92,6 +92,37 @@ fn what_differs_is_written_and_nothing_else() {
     }
 }
 
+/// Version 2 has no clusters that read as zeroes whatever lies behind them.
+#[test]
+fn an_image_of_version_2_that_stood_alone_hides_what_it_is_put_over() {
+    for version in [2, 3] {
+        let new = raw(content(4));
+        block_on(async {
+            let file = Arc::new(MemStorage::new());
+            let options = CreateOptions::default()
+                .size_bytes((6 * CLUSTER) as u64)
+                .version(version);
+            create(file.clone(), None, &options).await.unwrap();
+            let gate = Arc::new(DenyAll);
+            let image = Qcow2::open(file.clone(), gate, OpenOptions::default()).await;
+            let image: Arc<dyn BlockDevice> = image.unwrap();
+            let own = Buffer::copy_of(&[0xee; CLUSTER]);
+            let written = image.write(0, own, RequestFlags::default()).await;
+            written.unwrap();
+            rebase(&image, None, Some(&new), &OPTIONS, &mut Silent)
+                .await
+                .unwrap();
+            image.close().await.unwrap();
+            let moved = open(file, &new).await;
+            let shown = moved.read(0, Buffer::for_read(6 * CLUSTER)).await.unwrap();
+            let mut expected = vec![0; 6 * CLUSTER];
+            expected[..CLUSTER].fill(0xee);
+            assert!(shown[..] == expected[..], "version {version}");
+            moved.close().await.unwrap();
+        });
+    }
+}
+
 /// What a server shows: it has the name that others under the same URL have.
 #[derive(Debug)]
 struct Served(MemStorage);

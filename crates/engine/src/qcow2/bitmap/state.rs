@@ -105,6 +105,26 @@ impl Table {
         });
         std::iter::once(table).chain(bits).collect()
     }
+
+    /// Leaves it so many entries, if it has more; the host clusters that it has no use for then: (first,
+    /// count).
+    pub(super) fn shorten(&mut self, entries: u64, geometry: &Geometry) -> Vec<(u64, u64)> {
+        if entries >= u64::from(self.entries) {
+            return Vec::new();
+        }
+        let clusters = |entries: u64| geometry.clusters_for(entries * 8);
+        let kept = clusters(entries);
+        let place = self.offset.cluster(geometry).index() + kept;
+        let rest = (place, clusters(u64::from(self.entries)) - kept);
+        let bits = self.clusters.split_off(entries as usize);
+        self.entries = entries as u32;
+        self.coarse.retain(|&number| (number as u64) < entries);
+        let bits = bits.into_iter().filter_map(|cluster| match cluster {
+            BitmapCluster::Stored(host) => Some((host.cluster(geometry).index(), 1)),
+            _ => None,
+        });
+        bits.chain((rest.1 > 0).then_some(rest)).collect()
+    }
 }
 
 /// How long the regions are that are covered at once.

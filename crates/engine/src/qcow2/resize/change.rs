@@ -466,9 +466,10 @@ impl Image {
     }
 
     /// Makes sure that what a raw data file holds beyond the new end of the disk is not there when the disk grows
-    /// again. A file of a fixed size (a block device) keeps its length: there it is zeroed.
+    /// again. A file of a fixed size (a block device) keeps its length: there it is zeroed, and so is one whose
+    /// missing end would be decrypted.
     async fn give_up_raw_data(&self, new_bytes: u64) -> Result<()> {
-        if self.data.capabilities().growable {
+        if self.data.capabilities().growable && self.reads_as_stored() {
             self.data.truncate(new_bytes).await?;
         } else {
             let end = self.header().size_bytes.min(self.data.len_bytes()?);
@@ -476,8 +477,8 @@ impl Image {
                 may_unmap: true,
                 ..ZeroFlags::default()
             };
-            let len_bytes = end.saturating_sub(new_bytes);
-            self.data.write_zeroes(new_bytes, len_bytes, flags).await?;
+            self.zero_raw_data(new_bytes..end.max(new_bytes), flags)
+                .await?;
         }
         self.data.flush().await
     }

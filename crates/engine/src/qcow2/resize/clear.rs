@@ -49,7 +49,7 @@ impl Image {
         };
         match self.data_is_raw() {
             // What the file shows is what the guest sees.
-            true => self.data.write_zeroes(0, len_bytes, flags).await,
+            true => self.zero_raw_data(0..len_bytes, flags).await,
             // A hint.
             false => {
                 drop(self.data.discard(0, len_bytes).await);

@@ -2,6 +2,8 @@
 //!
 //! [`encryption`]: crate::qcow2::encryption
 
+use std::ops::Range;
+
 use crate::luks::GuestEncryption;
 use crate::qcow2::alloc::allocator::Allocation;
 use crate::qcow2::image::Image;
@@ -61,6 +63,15 @@ impl Image {
         let write = |data: &dyn Storage, at| data.write(at, buffers, flags);
         let encryption = &self.encryption;
         encryption.at(&*self.data, guest, host_bytes, write)?.await
+    }
+
+    /// Makes a range of the disk read as zeroes in a raw data file, where it has its place.
+    pub(crate) async fn zero_raw_data(&self, range: Range<u64>, flags: ZeroFlags) -> Result<()> {
+        let len_bytes = range.end - range.start;
+        match self.reads_as_stored() {
+            true => self.data.write_zeroes(range.start, len_bytes, flags).await,
+            false => self.zero_data(range.start, range.start, len_bytes).await,
+        }
     }
 
     /// Makes the place of guest data read as zeroes.

@@ -139,9 +139,7 @@ impl Image {
                 ..ZeroFlags::default()
             };
             let end = range.end.min(self.size_bytes());
-            self.data
-                .write_zeroes(range.start, end - range.start, flags)
-                .await?;
+            self.zero_raw_data(range.start..end, flags).await?;
         }
         self.zero_clusters(range, may_unmap).await
     }
@@ -294,10 +292,6 @@ impl Image {
     /// the caller holds it. Before its mapping is durable it may read as zeroes or
     /// as what it was, as after any discard; a cluster that others share is kept.
     async fn punch_kept(&self, start: u64, old: &Mapping, new: &Mapping) {
-        // Zeroes that are decrypted are neither.
-        if self.is_encrypted() {
-            return;
-        }
         let kept = old.host().filter(|&host| new.host() == Some(host));
         let Some(host) = kept.filter(|_| old.copied()) else {
             return;
@@ -309,8 +303,17 @@ impl Image {
         if self.has_external_data() {
             len_bytes = len_bytes.min(self.size_bytes() - start);
         }
-        // A hint, like every discard.
-        drop(self.data.discard(host.bytes(), len_bytes).await);
+        self.hint_discard(host.bytes(), len_bytes).await;
+    }
+
+    /// Gives space of the data file back before the mapping that no longer leads there is durable, and
+    /// while some may still read there: until then it reads as what it was, or as zeroes. A hint, like every
+    /// discard.
+    async fn hint_discard(&self, host_bytes: u64, len_bytes: u64) {
+        // Zeroes that are decrypted are neither.
+        if self.reads_as_stored() {
+            drop(self.data.discard(host_bytes, len_bytes).await);
+        }
     }
 
     /// Puts a mapping without data in the place of `old`.
@@ -331,8 +334,7 @@ impl Image {
                 .geometry
                 .cluster_size_bytes()
                 .min(self.size_bytes() - start);
-            // A hint: the mapping says "zero" whatever becomes of the bytes.
-            drop(self.data.discard(start, len_bytes).await);
+            self.hint_discard(start, len_bytes).await;
         }
         self.relieve_l2_cache().await
     }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use vellum::BlockDevice;
-use vellum::Preallocation;
 use vellum::io::lane;
 use vellum::qcow2::create::{self, CreateOptions, Encryption};
 use vellum::qcow2::{OpenOptions, Qcow2};
 use vellum::storage::MemStorage;
+use vellum::{BlockDevice, Preallocation, ZeroRequest};
+use vellum_storage::Storage;
 use vellum_storage::wrap::{Matching, Operation, TraceStorage};
 
 use super::{SECRET, file, open, qemu, read, write};
@@ -143,4 +143,62 @@ fn space_that_a_mapping_still_leads_to_is_not_given_back() {
         assert_eq!(read(&*device, 0, 512).await[..], [0; 512]);
         device.close().await.unwrap();
     });
+}
+
+/// An old image with its data in another file, which holds one byte all over.
+async fn open_beside(image: Arc<MemStorage>, data: Arc<MemStorage>) -> Arc<Qcow2> {
+    let options = OpenOptions::default()
+        .passphrase(Some("secret".into()))
+        .data_file(Some(data))
+        .discard(true);
+    let gate = Arc::new(vellum::gate::DenyAll);
+    Qcow2::open(image, gate, options).await.unwrap()
+}
+
+/// Whatever was written of it before the program is killed, each sector is as it was or zero.
+#[test]
+fn what_is_given_up_in_a_data_file_is_never_decrypted_zeroes() {
+    const DISK: u64 = 256 << 10;
+    for raw in [false, true] {
+        for change in ["discard", "unmap", "zero", "shrink"] {
+            lane::block_on(async {
+                let (image, data) = (Arc::new(MemStorage::new()), Arc::new(MemStorage::new()));
+                let options = CreateOptions::default()
+                    .size_bytes(DISK)
+                    .data_file(Some("data".into()))
+                    .data_file_raw(raw)
+                    .encryption(Some(Encryption::LegacyAes("secret".into())));
+                let beside: Arc<dyn Storage> = data.clone();
+                create::create(image.clone(), Some(beside), &options)
+                    .await
+                    .unwrap();
+                let device = open_beside(image.clone(), data.clone()).await;
+                write(&*device, 0, &[7; DISK as usize]).await;
+                device.flush().await.unwrap();
+                let before = image.snapshot();
+                let zeroes = ZeroRequest::default().may_unmap(change == "unmap");
+                match change {
+                    "discard" => device.discard(0, DISK).await.unwrap(),
+                    "shrink" => device.truncate(DISK / 2).await.unwrap(),
+                    _ => device.write_zeroes(0, DISK, zeroes).await.unwrap(),
+                }
+                let mut left = data.snapshot();
+                // What was cut in the end is cut later than the mapping is durable.
+                left.resize(if change == "shrink" { DISK / 2 } else { DISK } as usize, 0);
+                let killed = Arc::new(MemStorage::with_bytes(before));
+                let killed = open_beside(killed, Arc::new(MemStorage::with_bytes(left))).await;
+                let seen = read(
+                    &*killed,
+                    0,
+                    if change == "shrink" { DISK / 2 } else { DISK } as usize,
+                )
+                .await;
+                let is_noise =
+                    |sector: &[u8]| ![[0; 512], [7; 512]].iter().any(|one| one == sector);
+                let noise = seen.chunks(512).filter(|sector| is_noise(sector)).count();
+                assert_eq!(noise, 0, "{change} of a data file, raw: {raw}");
+                device.close().await.unwrap();
+            });
+        }
+    }
 }
