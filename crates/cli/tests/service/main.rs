@@ -1,6 +1,7 @@
 //! `vellum daemon` as a service: a configuration that is read again, what systemd is told, sockets
 //! that it hands over, and what comes back when it is started again.
 
+mod bitmaps;
 mod config;
 #[path = "../../../export/tests/it/vhost_user_blk/guest.rs"]
 mod guest;

@@ -377,8 +377,21 @@ impl DaemonState {
     /// # Errors
     /// In QEMU's words.
     pub async fn add_export(&mut self, options: Options) -> Result<(), Failure> {
+        self.add_export_of(export::Origin::Asked, options).await
+    }
+
+    /// Adds an export that a state file has.
+    async fn add_saved_export(&mut self, options: Options) -> Result<(), Failure> {
+        self.add_export_of(export::Origin::Saved, options).await
+    }
+
+    async fn add_export_of(
+        &mut self,
+        origin: export::Origin,
+        options: Options,
+    ) -> Result<(), Failure> {
         let told = options.to_json();
-        let wanted = export::Description::take(options, &self.objects.iothreads())?;
+        let wanted = export::Description::take(options, origin, &self.objects.iothreads())?;
         let server = self.server.as_ref();
         let environment = &self.environment;
         let exports = &mut self.exports;

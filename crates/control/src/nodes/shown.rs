@@ -27,6 +27,18 @@ pub(crate) struct ShownBitmap {
     pub(crate) view: BitmapView,
 }
 
+impl ShownBitmap {
+    /// One that is looked for from a node on, and was not found.
+    pub(crate) fn all_dirty(from: &str, name: &str) -> ShownBitmap {
+        ShownBitmap {
+            node: from.to_owned(),
+            name: name.to_owned(),
+            from: from.to_owned(),
+            view: all_dirty(),
+        }
+    }
+}
+
 /// A view in which everything is dirty.
 fn all_dirty() -> BitmapView {
     let size_bytes = 2 * LARGEST_GRANULARITY_BYTES;

@@ -35,6 +35,16 @@ pub(super) use counted::{CountedExport, CountedExports};
 use ending::{EndingExport, EndingExports};
 use served::{Served, Surroundings, serve};
 
+/// Where the options of an export are from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// Somebody asks for it.
+    Asked,
+    /// It was there before the daemon was started: a bitmap that is gone meanwhile is shown as all dirty, as
+    /// where it goes while the export is there.
+    Saved,
+}
+
 /// An export as the options describe it.
 #[derive(Debug)]
 pub(super) struct Description {
@@ -45,6 +55,7 @@ pub(super) struct Description {
     /// The node may be inactive.
     allow_inactive: bool,
     when_full: WhenFull,
+    origin: Origin,
     kind: Wanted,
 }
 
@@ -66,7 +77,11 @@ impl Description {
     }
 
     /// Takes the options apart; `iothreads` are those that exist.
-    pub(super) fn take(mut options: Options, iothreads: &[String]) -> Result<Self, Failure> {
+    pub(super) fn take(
+        mut options: Options,
+        origin: Origin,
+        iothreads: &[String],
+    ) -> Result<Self, Failure> {
         let kind = need(&mut options, "type")?;
         match kind.as_str() {
             "nbd" | "fuse" | "vhost-user-blk" => {}
@@ -111,6 +126,7 @@ impl Description {
             writethrough,
             allow_inactive,
             when_full,
+            origin,
             kind,
         })
     }

@@ -8,8 +8,10 @@ use vellum_export::accounting::Accounting;
 use vellum_export::nbd::Export;
 use vellum_nbd::proto::MAX_STRING_BYTES;
 
-use super::super::server::Server;
+use super::super::server::Notice;
 use super::super::{Failure, failure, message, need, refuse_rest};
+use super::Origin;
+use super::served::Surroundings;
 use crate::nodes::{Changes, RequiredAccess, ShownBitmap, unknown};
 use crate::shown_bitmaps::with_hint;
 use crate::{Nodes, Options, error_text};
@@ -72,11 +74,13 @@ impl Wanted {
         (device, when_full): (Arc<dyn BlockDevice>, WhenFull),
         node: &str,
         (writable, nodes): (bool, &Nodes),
-        server: &Server,
-        accounting: Accounting,
+        origin: Origin,
+        around: &Surroundings<'_>,
     ) -> Result<(Arc<Export>, Vec<ShownBitmap>), Failure> {
+        let server = around.server;
+        let server = server.ok_or_else(|| message("NBD server not running"))?;
         let mut export = Export::new(self.name, device);
-        export.accounting = Arc::new(accounting);
+        export.accounting = Arc::new(Accounting::among(around.neighbours));
         export.description = self.description;
         export.when_full = when_full;
         export.read_only = !writable;
@@ -86,7 +90,20 @@ impl Wanted {
             let from = bitmap.node.as_deref().unwrap_or(node);
             // What other nodes' bitmaps tell is not of the content that clients see.
             let is_own = bitmap.node.is_none();
-            let found = find(nodes, from, bitmap.name, is_own && !writable).await?;
+            let found = match origin {
+                Origin::Asked => find(nodes, from, &bitmap.name, is_own && !writable).await?,
+                // Clients have seen it: what the node has become meanwhile is no reason to refuse it.
+                Origin::Saved => {
+                    let found = find(nodes, from, &bitmap.name, false).await;
+                    found.unwrap_or_else(|Failure(why)| {
+                        (around.environment.tell)(Notice::Error(format!(
+                            "the export '{}' shows all of '{}' as dirty: {why}",
+                            export.name, bitmap.name
+                        )));
+                        ShownBitmap::all_dirty(from, &bitmap.name)
+                    })
+                }
+            };
             // The clone of the view that is kept with the node follows that.
             let (name, view) = (found.name.clone(), found.view.clone());
             export.bitmaps.push((name, view));
@@ -101,13 +118,13 @@ impl Wanted {
 async fn find(
     nodes: &Nodes,
     from: &str,
-    name: String,
+    name: &str,
     read_only: bool,
 ) -> Result<ShownBitmap, Failure> {
     if !nodes.contains(from) {
         return Err(failure(unknown(from)));
     }
-    let found = nodes.find_bitmap(from, &name).await.map_err(failure)?;
+    let found = nodes.find_bitmap(from, name).await.map_err(failure)?;
     let Some((node, bitmap, state)) = found else {
         return Err(message(format!("Bitmap '{name}' is not found")));
     };
@@ -121,7 +138,7 @@ async fn find(
     let view = view.map_err(|error| Failure(with_hint(error_text(&error))))?;
     Ok(ShownBitmap {
         node,
-        name,
+        name: name.to_owned(),
         from: from.to_owned(),
         view,
     })

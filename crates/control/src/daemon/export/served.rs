@@ -11,8 +11,8 @@ use vellum_export::nbd::Exports;
 use vellum_export::size_turns::SizeTurns;
 use vellum_export::unflushed_logs::UnflushedLogs;
 
+use super::super::Failure;
 use super::super::server::{Server, ServerEnvironment};
-use super::super::{Failure, message};
 use super::fuse::ResizeInTurn;
 use super::{Description, Wanted};
 use crate::Nodes;
@@ -115,12 +115,9 @@ pub(super) async fn serve(
     };
     match wanted.kind {
         Wanted::Nbd(nbd) => {
-            let server = around.server;
-            let server = server.ok_or_else(|| message("NBD server not running"))?;
             let access = (wanted.writable, nodes);
-            let counts = Accounting::among(around.neighbours);
             let what = (device, wanted.when_full);
-            let export = nbd.serve(what, &wanted.node, access, server, counts);
+            let export = nbd.serve(what, &wanted.node, access, wanted.origin, &around);
             let (export, bitmaps) = export.await?;
             Ok((Served::Nbd(export), bitmaps))
         }

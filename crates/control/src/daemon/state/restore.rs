@@ -65,7 +65,7 @@ impl SavedExport {
             options.set_text("name", node);
         }
         options.set_text("node-name", &*self.node);
-        let added = state.add_export(options).await;
+        let added = state.add_saved_export(options).await;
         added.map_err(|Failure(why)| {
             message(format!("cannot bring the export '{}' back: {why}", self.id))
         })
