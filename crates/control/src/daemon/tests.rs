@@ -12,6 +12,7 @@ use vellum_io::{Buffer, spawn};
 use vellum_storage::nodes::debug::HasDebugger;
 
 use super::*;
+use crate::nodes::ShownBitmap;
 use crate::nodes::tests::durable::World;
 use crate::qmp::Arguments;
 
@@ -291,6 +292,46 @@ fn what_a_job_watches_is_not_written_past_it() {
         place.must("job-cancel", json!({"id": "b"})).await;
         place.told.wait(&ENDED).await;
         place.check_end(&["top", "mid", "base"]).await;
+    });
+}
+
+/// Users stay with an overlay of which a client was told that it is not there.
+#[test]
+fn an_overlay_that_is_not_taken_back_is_told() {
+    block_on(async {
+        let place = Place::new().await;
+        let nodes = &place.world.nodes;
+        let bitmap = json!({"node": "top", "name": "b"});
+        place.must("block-dirty-bitmap-add", bitmap).await;
+        let joined = place.world.join("top");
+        let (node, found, _) = nodes.find_bitmap("top", "b").await.unwrap().unwrap();
+        let view = found.view().await.unwrap();
+        nodes.show_bitmap(ShownBitmap {
+            node,
+            name: "b".to_owned(),
+            from: "top".to_owned(),
+            view: view.clone(),
+        });
+        nodes.before_leading(|_, from, _| {
+            let is_back = from == "copy";
+            Box::pin(async move {
+                let full = || vellum::Error::new(vellum::ErrorKind::NoSpace, "note", "full");
+                is_back.then(full).map_or(Ok(()), Err)
+            })
+        });
+        let snapshot = json!({"node": "top", "overlay": "copy"});
+        let actions =
+            json!([{"type": "blockdev-snapshot", "data": snapshot}, {"type": "abort", "data": {}}]);
+        assert_eq!(view.status(0, 512), (false, 512));
+        let refused = place.ask("transaction", json!({"actions": actions})).await;
+        assert_eq!(
+            refused.unwrap_err(),
+            "Transaction aborted using Abort action; the snapshot of 'top' could not be taken back, its \
+             users are on 'copy': full"
+        );
+        assert_eq!(nodes.used_by(joined.id).as_deref(), Some("copy"));
+        assert_eq!(view.status(0, 512), (true, 512));
+        nodes.leave(joined.id);
     });
 }
 

@@ -83,6 +83,19 @@ impl Nodes {
         }
     }
 
+    /// Has exports that show bitmaps of a node call all of their disks dirty, and these bitmaps be shown no
+    /// more: users write elsewhere.
+    pub(crate) fn show_all_dirty(&self, node: &str) {
+        let mut named = self.lock();
+        let shown = named
+            .nodes
+            .get_mut(node)
+            .map(|node| &mut node.bitmaps.shown);
+        for (_, one) in shown.map(std::mem::take).unwrap_or_default() {
+            one.view.turn_to(&all_dirty());
+        }
+    }
+
     /// Whether an export shows a bitmap of a node.
     pub(crate) fn shows_bitmap(&self, node: &str, name: &str) -> bool {
         let named = self.lock();

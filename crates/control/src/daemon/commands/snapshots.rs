@@ -12,7 +12,7 @@ use crate::create_options::CreateSettings;
 use crate::nodes::{NewNode, Turns, User, unknown, unknown_node};
 use crate::options::{Options, Scalar};
 use crate::qmp::{Arguments, Failure, Outcome};
-use crate::{Nodes, create, filename, foreign};
+use crate::{Nodes, create, error_text, filename, foreign};
 
 use super::targets::changed_meanwhile;
 use super::{Daemon, done};
@@ -185,11 +185,28 @@ impl MadeOverlay {
     }
 
     /// Has the users use the node again, who have written nothing since.
-    pub(super) async fn undo(self, nodes: &Nodes) {
-        // What cannot be taken back stays: the overlay shows the same.
-        if nodes.undo_snapshot(&self.node, &self.overlay).await.is_ok() && self.is_new {
-            let _ = nodes.remove(&self.overlay).await;
+    ///
+    /// # Errors
+    /// What cannot be taken back stays: the overlay shows the same, and what is written from then on. No
+    /// bitmap of the node notes that: where exports show one, all is dirty.
+    pub(super) async fn undo(self, nodes: &Nodes) -> Result<(), Failure> {
+        let MadeOverlay { node, overlay, .. } = &self;
+        let Err(error) = nodes.undo_snapshot(node, overlay).await else {
+            if self.is_new {
+                let _ = nodes.remove(overlay).await;
+            }
+            return Ok(());
+        };
+        let why = error_text(&error);
+        if nodes.led_to(node).as_ref() != Some(overlay) {
+            return Err(Failure::new(format!(
+                "the node '{overlay}' is still there, and stands on '{node}': {why}"
+            )));
         }
+        nodes.show_all_dirty(node);
+        Err(Failure::new(format!(
+            "the snapshot of '{node}' could not be taken back, its users are on '{overlay}': {why}"
+        )))
     }
 }
 

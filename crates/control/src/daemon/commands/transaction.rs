@@ -160,11 +160,11 @@ impl CompletedAction {
     /// Takes an action back. A bitmap for which that fails keeps the change.
     ///
     /// # Errors
-    /// What of it could not be taken back and matters to backups.
+    /// What of it could not be taken back and matters to backups, or to whoever removes what was new.
     async fn undo(self, daemon: &Daemon, nodes: &Nodes) -> Result<(), Failure> {
         match self {
             CompletedAction::Internal(made) => made.undo(nodes).await,
-            CompletedAction::Overlay(made) => made.undo(nodes).await,
+            CompletedAction::Overlay(made) => made.undo(nodes).await?,
             CompletedAction::Bitmap(undo) => undo.run(nodes).await?,
             CompletedAction::Backup(job, backup) => {
                 backup.leave().await;
