@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::place::{Client, Place, Service, VELLUM};
+use crate::place::{Client, Place, Service, VELLUM, wait_for};
 use crate::state::{WORDS, export, node, shown, snapshot};
 
 /// Starts a daemon whose state file is in a folder of its own.
@@ -153,4 +153,59 @@ fn what_is_acknowledged_while_the_daemon_ends_is_in_the_file() {
     let state: Value = serde_json::from_str(text.lines().nth(1).expect("a line")).expect("JSON");
     let exports = state["exports"].as_array().expect("a list").len();
     assert_eq!(exports > 0, is_done, "{exports}");
+}
+
+/// The jobs that the state file has.
+fn jobs(place: &Place) -> Value {
+    let text = std::fs::read_to_string(place.path("folder/state")).unwrap_or_default();
+    let state: Option<Value> = text
+        .lines()
+        .nth(1)
+        .and_then(|line| serde_json::from_str(line).ok());
+    state.map_or(Value::Null, |state| state["jobs"].clone())
+}
+
+/// Begun anew it would have a target that is complete written over, with what is newer.
+#[test]
+fn a_job_that_ends_while_the_state_cannot_be_written_is_over() {
+    for is_ended in [false, true] {
+        let place = Place::new();
+        make_folder(&place);
+        let (service, mut client) = serve(&place);
+        for name in ["a", "b"] {
+            client.must("blockdev-add", node(name, name));
+        }
+        client.must("block-export-add", export("a", "a"));
+        place.io("a", &["write -P 5 0 64k", "flush"]);
+        let backup = json!({"job-id": "j", "device": "a", "target": "b", "sync": "full",
+            "auto-finalize": false});
+        client.must("blockdev-backup", backup);
+        client.event("BLOCK_JOB_PENDING");
+        assert_eq!(jobs(&place)[0]["arguments"]["job-id"], "j");
+        remove_folder(&place);
+        client.must("job-finalize", json!({"id": "j"}));
+        let told = client.event("BLOCK_JOB_COMPLETED");
+        assert!(told["data"].get("error").is_none(), "{told}");
+        place.io("a", &["write -P 6 0 64k", "flush"]);
+        let said = service.log();
+        assert!(
+            said.contains("the job 'j' is over, and begins anew"),
+            "{said}"
+        );
+        make_folder(&place);
+        // Nobody asks for anything.
+        match is_ended {
+            true => service.end(),
+            false => {
+                wait_for("the end of the job", || jobs(&place) == json!([]));
+                service.kill();
+            }
+        }
+        let (service, mut client) = serve(&place);
+        assert_eq!(client.names("query-jobs", "id"), [""; 0]);
+        drop(client);
+        service.end();
+        let said = place.must(VELLUM, &["io", "-r", "-c", "read -P 5 0 64k", "b"]);
+        assert!(!said.contains("failed"), "{said}");
+    }
 }

@@ -287,6 +287,7 @@ impl Daemon {
     async fn end_all(&self) -> vellum::Result<()> {
         // What waits for a limit would hold the end up.
         let _lifted = throttle_groups::lift(None);
+        self.write_what_is_behind().await;
         // What stands on a server may stand on this one: it is closed while that serves.
         let clients = {
             let mut parts = self.parts.lock().await;

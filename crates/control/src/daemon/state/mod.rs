@@ -9,7 +9,8 @@
 //! - Users of a node go on with another one (a snapshot's overlay, the target of a mirror), or with one that
 //!   a client has had opened anew, only when the file says so, and are held up until then: what they write
 //!   from then on is found there.
-//! - A client is told that something is done when the file has it.
+//! - A client is told that something is done when the file has it. A job that has ended while the file could
+//!   not be written is an exception: that is in the log, and the file is tried again until it says so.
 //! - Nothing is written before everything was brought back, nor once the daemon takes away what there is, but
 //!   that a job has ended well: it is to come back. A client is told that what it asks for then is lost.
 
@@ -25,16 +26,21 @@ mod restore;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::future::select;
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
+use vellum_io::lane::sleep;
+use vellum_io::spawn;
 use vellum_jobs::job::Status;
 
 use super::config::Parts;
 use super::jobs::Jobs;
-use super::{Daemon, DaemonState};
+use super::{Daemon, DaemonState, Notice};
 use crate::Nodes;
 use crate::qmp::{Arguments, Failure, Outcome};
 use crate::throttle_groups;
@@ -84,6 +90,9 @@ const OF_NO_STATE: [&str; 23] = [
     "x-vellum-flush",
 ];
 
+/// How long after it could not be written the file is tried again, where nobody waits for it.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
 /// What a daemon keeps for the file.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
@@ -96,6 +105,8 @@ pub(super) struct Recorder {
     config: RefCell<Arc<str>>,
     /// What is kept for the file that could not be brought back.
     lost: Arc<Mutex<Lost>>,
+    /// The end of a job is not in the file, which could not be written.
+    is_behind: Cell<bool>,
     /// What there is is being taken away.
     ends: Cell<bool>,
 }
@@ -332,15 +343,54 @@ impl Daemon {
 
     /// Has the state file say that a job is over. What the end of the daemon gives up begins anew, and what
     /// has ended well does not: a backup would be of a later moment than its client was told.
-    pub(super) async fn record_end(&self, job: &str, is_done: bool) {
+    pub(super) async fn record_end(self: &Rc<Self>, job: &str, is_done: bool) {
         self.state.jobs.borrow_mut().remove(job);
         let recorded = match self.write_state().await {
             Ok(Recorded::TooLate) if is_done => self.forget_in_file(job).await,
             recorded => recorded.map(drop),
         };
         if let Err(error) = recorded {
-            let tell = self.parts.lock().await.environment.tell;
-            tell(super::Notice::Error(crate::error_text(&error)));
+            let why = crate::error_text(&error);
+            self.tell(Notice::Error(format!(
+                "the job '{job}' is over, and begins anew with the daemon until that can be noted: {why}"
+            )))
+            .await;
+            self.write_later();
+        }
+    }
+
+    async fn tell(&self, notice: Notice) {
+        let tell = self.parts.lock().await.environment.tell;
+        tell(notice);
+    }
+
+    /// Has the state file, which could not be written, written as soon as it can be: nobody waits for an
+    /// answer who could ask again.
+    fn write_later(self: &Rc<Self>) {
+        if self.state.is_behind.replace(true) {
+            return;
+        }
+        let daemon = self.clone();
+        drop(spawn(async move {
+            let written = async {
+                while daemon.state.is_behind.get() {
+                    sleep(RETRY_INTERVAL).await;
+                    if daemon.write_state().await.is_ok() {
+                        daemon.state.is_behind.set(false);
+                    }
+                }
+            };
+            select(pin!(written), pin!(daemon.ended.wait())).await;
+        }));
+    }
+
+    /// Has the state file say once more what it could not, before what there is is taken away.
+    pub(super) async fn write_what_is_behind(&self) {
+        if !self.state.is_behind.replace(false) {
+            return;
+        }
+        if let Err(error) = self.write_state().await {
+            self.tell(Notice::Error(crate::error_text(&error))).await;
         }
     }
 
