@@ -446,12 +446,22 @@ fn other_commands_are_answered_while_bitmaps_are_changed_of_a_silent_server() {
         "s",
         "--blockdev",
         &node,
+        "--nbd-server",
+        "addr.type=unix,addr.path=sock",
     ]);
+    place.img("create -q -f raw copy 1M");
+    let copy = json!({"driver": "file", "node-name": "copy", "filename": "copy"});
+    daemon.must("blockdev-add", copy);
     let mut other = Monitor::connect(&place);
     let named = json!({"node": "to", "name": "b"});
     let merge = json!({"node": "to", "target": "b", "bitmaps": ["c"]});
     let activity = |active: bool| json!({"node-name": "to", "active": active});
     let persistent = |name: &str| json!({"node": "to", "name": name, "persistent": true});
+    let export = json!({"type": "nbd", "id": "e", "node-name": "to", "bitmaps": ["c"]});
+    let export = with(export, json!({"writable": true}));
+    let backup = json!({"job-id": "j", "device": "to", "target": "copy", "sync": "bitmap",
+        "bitmap": "b", "bitmap-mode": "on-success", "auto-finalize": false});
+    let stream = json!({"job-id": "s", "device": "to"});
     for (command, arguments) in [
         ("block-dirty-bitmap-add", persistent("b")),
         ("block-dirty-bitmap-add", persistent("c")),
@@ -461,6 +471,11 @@ fn other_commands_are_answered_while_bitmaps_are_changed_of_a_silent_server() {
         ("x-debug-block-dirty-bitmap-sha256", named.clone()),
         ("query-named-block-nodes", json!({})),
         ("block-dirty-bitmap-enable", named.clone()),
+        ("block-export-add", export),
+        ("block-export-del", json!({"id": "e"})),
+        ("blockdev-backup", backup),
+        ("job-finalize", json!({"id": "j"})),
+        ("block-stream", stream),
         ("block-dirty-bitmap-remove", named),
         ("blockdev-set-active", activity(false)),
         ("blockdev-set-active", activity(true)),
@@ -474,6 +489,12 @@ fn other_commands_are_answered_while_bitmaps_are_changed_of_a_silent_server() {
         target.signal(&place, "-CONT");
         let done = other.answer();
         assert!(done.get("return").is_some(), "{command}: {done}");
+        match command {
+            "blockdev-backup" => daemon.wait("j", "pending"),
+            "job-finalize" => daemon.wait("j", "null"),
+            "block-stream" => daemon.wait("s", "null"),
+            _ => {}
+        }
     }
     daemon.end();
     target.0.end();

@@ -424,6 +424,10 @@ impl BackupRequest {
 async fn begin(daemon: Rc<Daemon>, mut asked: BackupRequest) -> Outcome {
     let opening = asked.open(&daemon.nodes, Turns::Own);
     daemon.open_beside(opening).await?;
+    if asked.wanted.bitmap.is_some() {
+        let source = std::slice::from_ref(&asked.wanted.source);
+        daemon.wait_for_answers(source).await?;
+    }
     let parts = daemon.parts.lock().await;
     let (job, backup) = asked.prepare(&daemon, &parts.nodes).await?;
     jobs::begin(&daemon, job, Ok(backup))

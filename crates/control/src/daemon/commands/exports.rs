@@ -28,9 +28,21 @@ async fn add_by(daemon: &Daemon, options: Options) -> Outcome {
     {
         return Err(Failure::new(why));
     }
+    daemon
+        .wait_for_answers(&asked_for_bitmaps(&options))
+        .await?;
     let mut parts = daemon.parts.lock().await;
     parts.add_export(options).await.map_err(failed)?;
     done()
+}
+
+/// The nodes whose images are asked for bitmaps that an export is to show.
+fn asked_for_bitmaps(options: &Options) -> Vec<String> {
+    let bitmaps = || options.keys().filter(|key| key.starts_with("bitmaps."));
+    let others = bitmaps().filter(|key| key.ends_with(".node"));
+    let own = bitmaps().take(1).map(|_| "node-name");
+    let names = own.chain(others).filter_map(|key| options.get_text(key));
+    names.map(str::to_owned).collect()
 }
 
 pub(super) async fn del(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {

@@ -276,6 +276,14 @@ impl Work for Backup {
         }
     }
 
+    async fn draw_near(&mut self) -> vellum::Result<()> {
+        if self.mode() != BitmapMode::Never {
+            let source = std::slice::from_ref(&self.what.source);
+            self.job_nodes.nodes.wait_for_answers(source).await;
+        }
+        Ok(())
+    }
+
     async fn conclude(&mut self, _job: &Job) -> vellum::Result<()> {
         if self.mode() != BitmapMode::Never {
             let _held = self.hold().await?;

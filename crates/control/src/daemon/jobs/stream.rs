@@ -130,6 +130,13 @@ impl Work for Stream {
         Ok(CopyOutcome::All)
     }
 
+    async fn draw_near(&mut self) -> vellum::Result<()> {
+        // It is told on what it stands.
+        let image = std::slice::from_ref(&self.image);
+        self.job_nodes.nodes.wait_for_answers(image).await;
+        Ok(())
+    }
+
     async fn conclude(&mut self, _job: &Job) -> vellum::Result<()> {
         let nodes = &self.job_nodes.nodes;
         let file = self.backing_file.take();
