@@ -194,7 +194,7 @@ fn wait_ready(client: &mut Client) {
 /// The target has a name of its own, and no format that the client has said.
 #[test]
 fn a_mirror_to_a_file_begins_anew_and_ends() {
-    for sync in ["full", "none"] {
+    for (sync, is_shown) in [("full", false), ("none", false), ("full", true)] {
         let place = Place::new();
         let (service, mut client) = start(&place);
         client.must("blockdev-add", node("a", "a"));
@@ -204,6 +204,10 @@ fn a_mirror_to_a_file_begins_anew_and_ends() {
             json!({"job-id": "j", "device": "a", "target": "t", "node-name": "t", "sync": sync});
         client.must("drive-mirror", mirror);
         client.event("BLOCK_JOB_READY");
+        if is_shown {
+            let target = json!({"type": "nbd", "id": "t", "node-name": "t"});
+            client.must("block-export-add", target);
+        }
 
         let (service, mut client) = again(&place, service);
         assert_eq!(client.names("query-jobs", "id"), ["j"], "{}", service.log());

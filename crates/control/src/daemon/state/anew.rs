@@ -38,6 +38,26 @@ fn copy_all(arguments: &mut Value) {
 }
 
 impl SavedJob {
+    /// A job whose target was opened for it writes to that node, where the file has it: others used it too.
+    pub(super) fn onto_known(self, nodes: &[Map<String, Value>]) -> SavedJob {
+        let target = self.text("node-name").to_owned();
+        let is_target = |node: &Map<String, Value>| {
+            node.get("node-name").and_then(Value::as_str) == Some(&*target)
+        };
+        if self.command != "drive-mirror" || !nodes.iter().any(is_target) {
+            return self;
+        }
+        let mut arguments = self.arguments;
+        // How the file was made and opened.
+        arguments.retain(|key, _| !["format", "mode", "node-name", "unmap"].contains(&&**key));
+        arguments.insert("target".to_owned(), json!(target));
+        SavedJob {
+            command: "blockdev-mirror".to_owned(),
+            arguments,
+            ..self
+        }
+    }
+
     fn text(&self, key: &str) -> &str {
         let value = self.arguments.get(key).and_then(Value::as_str);
         value.unwrap_or_default()
@@ -112,6 +132,32 @@ mod tests {
         assert_eq!(anew("drive-mirror", made), (none.clone(), existing.clone()));
         assert_eq!(anew("drive-mirror", "existing"), (full, existing.clone()));
         assert_eq!(anew("drive-backup", "existing"), (none, existing));
+    }
+
+    #[test]
+    fn a_mirror_goes_on_to_the_node_that_others_use() {
+        let job = || SavedJob {
+            id: "j".to_owned(),
+            command: "drive-mirror".to_owned(),
+            arguments: super::super::members(json!({
+                "job-id": "j", "device": "a", "target": "t.img", "node-name": "t", "sync": "full",
+                "mode": "existing", "format": "qcow2", "unmap": true, "speed": 5,
+            })),
+            is_paused: true,
+            is_one_of_several: false,
+        };
+        let nodes = |name: &str| vec![super::super::members(json!({"node-name": name}))];
+        let kept = job().onto_known(&nodes("a"));
+        assert_eq!(
+            (&*kept.command, &kept.arguments),
+            ("drive-mirror", &job().arguments)
+        );
+        let led = job().onto_known(&nodes("t"));
+        assert!(led.is_paused);
+        assert_eq!(led.command, "blockdev-mirror");
+        let wanted =
+            json!({"job-id": "j", "device": "a", "target": "t", "sync": "full", "speed": 5});
+        assert_eq!(Value::Object(led.arguments), wanted);
     }
 
     #[test]

@@ -144,13 +144,14 @@ impl SavedState {
                     .map(Value::take)
                     .unwrap_or_default(),
             );
-            jobs.push(SavedJob {
+            let job = SavedJob {
                 id: text(&arguments, "job-id")?,
                 command: text(&job, "command")?,
                 arguments,
                 is_paused: job.get("paused") == Some(&Value::Bool(true)),
                 is_one_of_several: job.get("of-several") == Some(&Value::Bool(true)),
-            });
+            };
+            jobs.push(job.onto_known(&nodes));
         }
         let chains = objects_of(&mut content, "chains")?;
         let chains_left = objects_of(&mut content, "chains-left")?;
