@@ -209,3 +209,22 @@ fn a_job_that_ends_while_the_state_cannot_be_written_is_over() {
         assert!(!said.contains("failed"), "{said}");
     }
 }
+
+/// Its client has been told of the end.
+#[test]
+fn a_job_that_is_cancelled_while_the_daemon_ends_is_over() {
+    let place = Place::new();
+    make_folder(&place);
+    let (service, mut client) = serve(&place);
+    for name in ["a", "b"] {
+        client.must("blockdev-add", node(name, name));
+    }
+    let mirror = json!({"job-id": "j", "device": "a", "target": "b", "sync": "full"});
+    client.must("blockdev-mirror", mirror);
+    client.event("BLOCK_JOB_READY");
+    assert_eq!(jobs(&place)[0]["arguments"]["job-id"], "j");
+    client.send("block-job-cancel", json!({"device": "j"}));
+    client.send("quit", json!({}));
+    service.wait();
+    assert_eq!(jobs(&place), json!([]));
+}

@@ -415,9 +415,13 @@ pub(super) async fn apply_verb(
             )));
         }
         Verb::Cancel if !force && job.status() == Status::Ready => {
+            job.note_unwanted();
             job.complete(Completion::Apart);
         }
-        Verb::Cancel => job.cancel(),
+        Verb::Cancel => {
+            job.note_unwanted();
+            job.cancel();
+        }
         Verb::Pause if job.control.command() == JobCommand::Pause => {
             return Err(Failure::new("Job is already paused"));
         }

@@ -82,6 +82,8 @@ pub(super) struct Job {
     /// It is to complete: with its result in force, or, if that is not wanted, as it is.
     completion: Cell<Option<Completion>>,
     finalized: Cell<bool>,
+    /// A client has told it to end.
+    is_unwanted: Cell<bool>,
     /// One of its group puts its result in force: all do.
     decided: Cell<bool>,
     /// The node and the name of a bitmap that nobody else may change meanwhile.
@@ -165,6 +167,7 @@ impl Jobs {
             progress: Cell::default(),
             completion: Cell::default(),
             finalized: Cell::default(),
+            is_unwanted: Cell::default(),
             decided: Cell::default(),
             bitmap: RefCell::default(),
             error: RefCell::default(),
@@ -274,6 +277,11 @@ impl Job {
         }
         self.control.set(JobCommand::Cancel);
         self.changed.notify(usize::MAX);
+    }
+
+    /// Notes that a client has told it to end: however it does, it is not begun anew.
+    pub(super) fn note_unwanted(&self) {
+        self.is_unwanted.set(true);
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
@@ -524,8 +532,8 @@ async fn lead(daemon: Rc<Daemon>, job: Rc<Job>, mut work: impl Work) {
     work.leave().await;
     job.bitmap.take();
     drop(parts);
-    let is_done = matches!(outcome, Ok(CopyOutcome::All));
-    daemon.record_end(&job.settings.id, is_done).await;
+    let is_over = matches!(outcome, Ok(CopyOutcome::All)) || job.is_unwanted.get();
+    daemon.record_end(&job.settings.id, is_over).await;
     let mut described = job.describe_as_event();
     match &outcome {
         Ok(_) => trace!(name: "job_completed", job = job.settings.id),

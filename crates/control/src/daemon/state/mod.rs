@@ -12,7 +12,7 @@
 //! - A client is told that something is done when the file has it. A job that has ended while the file could
 //!   not be written is an exception: that is in the log, and the file is tried again until it says so.
 //! - Nothing is written before everything was brought back, nor once the daemon takes away what there is, but
-//!   that a job has ended well: it is to come back. A client is told that what it asks for then is lost.
+//!   that a job has ended well, or as its client wanted: it is to come back. A client is told that what it asks for then is lost.
 
 mod anew;
 mod content;
@@ -342,11 +342,11 @@ impl Daemon {
     }
 
     /// Has the state file say that a job is over. What the end of the daemon gives up begins anew, and what
-    /// has ended well does not: a backup would be of a later moment than its client was told.
-    pub(super) async fn record_end(self: &Rc<Self>, job: &str, is_done: bool) {
+    /// `is_over` does not: a backup that has ended well would be of a later moment than its client was told.
+    pub(super) async fn record_end(self: &Rc<Self>, job: &str, is_over: bool) {
         self.state.jobs.borrow_mut().remove(job);
         let recorded = match self.write_state().await {
-            Ok(Recorded::TooLate) if is_done => self.forget_in_file(job).await,
+            Ok(Recorded::TooLate) if is_over => self.forget_in_file(job).await,
             recorded => recorded.map(drop),
         };
         if let Err(error) = recorded {
