@@ -26,21 +26,26 @@ pub(in crate::daemon) struct ExportPiece {
     pub(in crate::daemon) node: String,
 }
 
-/// Whether a job ends with its users on another node.
-fn moves_users(job: &Value) -> bool {
+/// Whether a job ends with the users of a node on another one; `behind` finds the image behind filters, to
+/// which a commit goes that was begun by the name of one.
+fn moves_users(job: &Value, node: &str, behind: &dyn Fn(&str) -> String) -> bool {
     let command = job["command"].as_str().unwrap_or_default();
-    command.ends_with("mirror") || command.ends_with("commit")
+    let device = job["arguments"]["device"].as_str().unwrap_or_default();
+    let is_commit = command.ends_with("commit");
+    match device == node {
+        true => is_commit || command.ends_with("mirror"),
+        false => is_commit && behind(device) == node,
+    }
 }
 
 impl Content {
-    /// Has exports of a node show another one.
-    pub(super) fn lead(&mut self, from: &str, to: &str) {
+    /// Has exports of a node show another one; `behind` finds the image behind filters.
+    pub(super) fn lead(&mut self, from: &str, to: &str, behind: &dyn Fn(&str) -> String) {
         for export in self.exports.iter_mut().filter(|one| one.node == from) {
             to.clone_into(&mut export.node);
         }
         // Begun anew it would have what is older written over what users go on with.
-        self.jobs
-            .retain(|job| job["arguments"]["device"] != from || !moves_users(job));
+        self.jobs.retain(|job| !moves_users(job, from, behind));
     }
 
     /// All of it, as the file has it.
@@ -102,6 +107,24 @@ impl Content {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_job_is_over_that_has_led_its_users() {
+        let behind = |node: &str| node.trim_start_matches("limits-of-").to_owned();
+        let left = |command: &str, device: &str| {
+            let job = json!({"command": command, "arguments": {"job-id": "j", "device": device}});
+            let mut content = Content::of_value(&json!({"jobs": [job]}));
+            content.lead("a", "b", &behind);
+            content.jobs.len()
+        };
+        assert_eq!(left("block-commit", "a"), 0);
+        assert_eq!(left("block-commit", "limits-of-a"), 0);
+        assert_eq!(left("block-commit", "limits-of-c"), 1);
+        assert_eq!(left("blockdev-mirror", "a"), 0);
+        // Its users are those of the limits.
+        assert_eq!(left("blockdev-mirror", "limits-of-a"), 1);
+        assert_eq!(left("block-stream", "a"), 1);
+    }
 
     #[test]
     fn pieces_and_a_value_say_the_same() {

@@ -115,7 +115,7 @@ impl Keeper {
                 let error = Error::new(ErrorKind::Unsupported, "write the state", nameless(to));
                 return Box::pin(async move { Err(error) });
             }
-            content.lead(from, to);
+            content.lead(from, to, &|node| nodes.skip_filters(node));
             content.led = nodes.leads_with(from, to).describe().to_string();
         }
         content.nodes = self.described(nodes, led);
