@@ -22,7 +22,8 @@ impl<'a> Lock<'a> {
     /// Takes the lock.
     ///
     /// # Errors
-    /// [`ErrorKind::Locked`] if another one has it.
+    /// [`ErrorKind::Locked`] if another one has it; as of [`Repository::check_store`]: without conditions nobody would
+    /// know that another one has it, and whoever removes something would put tombstones over disks.
     pub(crate) async fn take(
         repository: &'a Repository,
         holder: &Holder,
@@ -32,6 +33,7 @@ impl<'a> Lock<'a> {
             let message = format!("cannot write a lock: {error}");
             Error::new(ErrorKind::Io, "lock", message)
         })?;
+        repository.check_store().await?;
         let objects = repository.objects();
         if !objects.put_new(names::LOCK, content.clone()).await? {
             let other = objects.get(names::LOCK, MOST_BYTES).await;

@@ -96,8 +96,8 @@ impl Repository {
             return Ok(());
         }
         let message = "the store puts an object in the place of one that is there although it is asked not to \
-            (If-None-Match: *): of two pushes at once one would be lost";
-        Err(Error::new(ErrorKind::Unsupported, "push", message).target(self.name()))
+            (If-None-Match: *): a disk could be lost that another one pushes";
+        Err(Error::new(ErrorKind::Unsupported, "write", message).target(self.name()))
     }
 
     /// The store.

@@ -186,6 +186,14 @@ fn runs(repository: &Repository, other: &Session) -> Error {
 /// # Errors
 /// What the store says; the session is there still.
 pub(crate) async fn give_up(repository: &Repository, session: &Session, why: &str) -> Result<()> {
+    if repository
+        .numbers_of(&session.tag)
+        .await?
+        .contains(&session.number)
+    {
+        // It has done so, and was killed before it could say that it has ended.
+        return session.remove(repository).await;
+    }
     let tombstone = Entry::Tombstone(Tombstone {
         kind: TombstoneKind::Void,
         why: why.to_owned(),

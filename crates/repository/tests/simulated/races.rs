@@ -270,6 +270,16 @@ fn a_store_that_takes_no_conditions_is_refused() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.message().contains("If-None-Match"), "{error}");
     assert!(!store.lock().has("sessions/"));
+    // What is removed is guarded in the same way.
+    let gc = Running::new(&store, 1001, |repository| async move {
+        gc(&repository, &GcOptions::default()).await
+    });
+    let removal = Running::new(&store, 1002, |repository| async move {
+        remove_tag(&repository, &tag("one"), &PruneOptions::default()).await
+    });
+    assert_eq!(gc.finish().unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(removal.finish().unwrap_err().kind(), ErrorKind::Unsupported);
+    assert!(!store.lock().has("locks/"));
     store.lock().ignores_conditions = false;
     pushing(&store, 3, "two", 0, 3).finish().unwrap();
     check(&store);
