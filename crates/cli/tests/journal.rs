@@ -343,6 +343,78 @@ fn a_target_that_this_program_has_written_to_is_made_anew() {
     assert!(said.contains("a target with one name"), "{said}");
 }
 
+/// Nor where the file that was written to is another one than the target is named by, or that has another name
+/// meanwhile: what each file is marked with tells it.
+#[test]
+fn a_target_whose_files_were_written_to_elsewhere_is_made_anew() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    succeeds(folder, "mkdir sub && qemu-img create -q -f raw a 520M");
+    succeeds(
+        folder,
+        "qemu-io -f raw -c 'write -P 1 0 520M' a > /dev/null",
+    );
+    let attribute = rustix::fs::XattrFlags::empty();
+    if rustix::fs::setxattr(folder, "user.vellum.test", b"", attribute).is_err() {
+        // Such a target is refused here, or known by its name alone.
+        return;
+    }
+    let write = "$VELLUM io -f raw -c 'write -q -P 7 100500000 16'";
+    for (format, options, change) in [
+        ("qcow2", "-o data_file=d", format!("{write} d")),
+        (
+            "qcow2",
+            "-o data_file=d,data_file_raw=on",
+            format!("{write} d"),
+        ),
+        (
+            "vmdk",
+            "-o subformat=monolithicFlat",
+            format!("{write} target-flat"),
+        ),
+        ("raw", "", format!("ln target u && {write} u && rm u")),
+        (
+            "raw",
+            "",
+            format!("mv target sub && {write} sub/target && mv sub/target ."),
+        ),
+    ] {
+        let line = format!("convert --journal -f raw -O {format} {options} a target");
+        let copy = Command::new(VELLUM)
+            .args(line.split_whitespace().chain(["-r", "150M"]))
+            .current_dir(folder)
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the program runs");
+        kill_beyond(folder, copy, 256 << 20);
+        succeeds(folder, &change);
+        let output = succeeds(folder, &format!("$VELLUM {line}"));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!said.contains("going on at"), "{change}: {said}");
+        succeeds(
+            folder,
+            &format!("qemu-img compare -q -f raw -F {format} a target"),
+        );
+        assert!(!journal(folder).exists(), "{change}");
+        succeeds(folder, "rm -f target* d*");
+    }
+}
+
+/// Nor where another file has the name of one that is not the target's first.
+#[test]
+fn a_target_with_another_data_file_is_not_gone_on_with() {
+    let folder = folder();
+    let folder = folder.path();
+    let options = "-O qcow2 -o data_file=d";
+    kill_beyond(folder, slowly(folder, options), 256 << 20);
+    succeeds(folder, "cp d e && mv e d");
+    let line = format!("$VELLUM convert -f qcow2 --journal {options} src target");
+    let output = shell(folder, &line);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("is not the file"), "{said}");
+}
+
 /// All files of the source count, not the one alone that it is named by.
 #[test]
 fn a_source_whose_extents_were_changed_is_another_one() {

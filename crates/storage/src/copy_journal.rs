@@ -3,24 +3,38 @@
 //! Who makes such copies reads and writes it (`vellum convert --journal`). Here is what everybody else has to do with it.
 //!
 //! Invariant: whoever opens a file to change it ends the journal that speaks of it, durably and before the first byte is
-//! changed. So no copy goes on over what another one, a guest or a job has written since, whatever name the
-//! file was opened by.
+//! changed. So no copy goes on over what another one, a guest or a job has written since.
+//!
+//! A journal is ended in two ways. The one beside the file is removed, which its name is known by. And each file of the
+//! target is marked, by an extended attribute with the number of the copy that the journal has too: the mark belongs
+//! to the file whatever name it was opened by, and to data files and extents as well. Without all of its marks a journal counts for
+//! nothing. Where the file system has no such attributes, the first way is all there is: a target is one file with
+//! one name then, and who has moved it away and back meanwhile is not noticed.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::{
+    FlockOperation, OFlags, XattrFlags, fgetxattr, flock, fremovexattr, fsetxattr, fsync,
+};
+use rustix::io::Errno;
 
 use crate::sys;
 use vellum_io::{Error, ErrorKind, Result};
 
 /// What its name has behind that of the target.
 const SUFFIX: &str = ".vellum-journal";
+
+/// The extended attribute of the files that a journal speaks of.
+const MARK: &str = "user.vellum.copy-journal";
+
+/// The longest that a mark may be.
+const MAX_MARK_BYTES: usize = 64;
 
 /// As many as the system follows.
 const MAX_LINKS: u32 = 40;
@@ -58,6 +72,45 @@ pub fn keep() {
     IS_COPYING.store(true, Ordering::Relaxed);
 }
 
+/// Marks a file as one that the journal of the copy `id` speaks of, durably. Says `false` where the file system has no
+/// extended attributes.
+///
+/// # Errors
+/// What the system says.
+pub fn mark(file: impl AsFd, id: &str) -> io::Result<bool> {
+    match fsetxattr(&file, MARK, id.as_bytes(), XattrFlags::empty()) {
+        Ok(()) => {
+            fsync(&file)?;
+            Ok(true)
+        }
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Whether a file has the mark of the copy `id` still: nobody here has opened it to change it since.
+#[must_use]
+pub fn is_marked(file: impl AsFd, id: &str) -> bool {
+    let mut found = [0; MAX_MARK_BYTES];
+    fgetxattr(file, MARK, &mut found[..]).is_ok_and(|len| &found[..len] == id.as_bytes())
+}
+
+/// Removes the mark of a file, durably, if it has one.
+///
+/// # Errors
+/// What the system says.
+pub fn unmark(file: impl AsFd) -> io::Result<()> {
+    // Looked for first: most files have none, and those of file systems without such attributes cannot.
+    if fgetxattr(&file, MARK, &mut [0; 0][..]).is_err() {
+        return Ok(());
+    }
+    match fremovexattr(&file, MARK) {
+        Ok(()) => Ok(fsync(&file)?),
+        Err(Errno::NODATA) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
 /// Ends the journal that speaks of a file, if there is one, as the file is going to be changed.
 ///
 /// # Errors
@@ -76,7 +129,11 @@ pub(crate) fn end(target: &OwnedFd, name: &str) -> Result<()> {
         failed.context("end the journal of a copy", context)
     })?;
     match ended {
-        true => Ok(()),
+        true => unmark(target).map_err(|error| {
+            let failed = Error::from_io("end the journal of a copy", &error);
+            let context = format!("Could not tell that '{name}' is not as a copy has left it");
+            failed.context("end the journal of a copy", context)
+        }),
         false => {
             let message = format!(
                 "'{name}' is being made: somebody else is using '{}'",
@@ -96,7 +153,7 @@ fn end_journal(path: &Path) -> io::Result<bool> {
         match flock(&journal, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) if !is_named(&journal, path) => {}
             Ok(()) => return remove(&journal, path).map(|()| true),
-            Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(PAUSE),
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(PAUSE),
             Err(errno) => return Err(errno.into()),
         }
     }
@@ -165,6 +222,26 @@ mod tests {
             drop(FileStorage::open(at("link"), &options).expect("the file"));
             assert!(!journal.exists(), "{options:?}");
         }
+    }
+
+    #[test]
+    fn a_mark_goes_with_the_file_whatever_it_is_called() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        std::fs::write(at("target"), "content").expect("a file");
+        let target = File::open(at("target")).expect("the file");
+        unmark(&target).expect("it has none");
+        if !mark(&target, "7").expect("a mark") {
+            // The file system of temporary files has no such attributes.
+            return;
+        }
+        assert!(is_marked(&target, "7") && !is_marked(&target, "8"));
+        std::fs::hard_link(at("target"), at("other")).expect("a name");
+        let read_only = FileOptions::default().read_only(true);
+        drop(FileStorage::open(at("other"), &read_only).expect("the file"));
+        assert!(is_marked(&target, "7"), "nobody has changed the file");
+        drop(FileStorage::open(at("other"), &FileOptions::default()).expect("the file"));
+        assert!(!is_marked(&target, "7"));
     }
 
     #[test]

@@ -35,6 +35,7 @@ mod resume;
 mod scrub;
 mod seal;
 pub mod snapshot;
+mod target_files;
 mod transfer;
 mod unfinished;
 mod verify;

@@ -11,8 +11,10 @@
 //! - What lies behind that place is written once more, whatever is there.
 //! - The journal of a new target is begun after the target is durable. It says the size of that, which
 //!   some formats round up, and a target of another size is refused.
-//! - Whatever of this program opens the target to change it ends the journal first, by whatever name it comes
-//!   there (`vellum_storage::copy_journal`); a target with several names of its own is refused. Other programs do not know
+//! - Whatever of this program opens the target to change it ends the journal first, be it by another name or a data file or
+//!   an extent alone: all files of the target are marked (`vellum_storage::copy_journal`), and known by their numbers. Where the file
+//!   system has no extended attributes, the target has to be one file, and it is by its name that the journal is found.
+//!   A target with several names of its own is refused. Other programs do not know
 //!   of that: what was copied is looked at here and there, and a target that is another image by now is refused.
 //! - A qcow2 target that was not closed may have clusters that are counted and not used.
 //!   They are given back first, and a target with any contradiction is refused.
@@ -21,18 +23,17 @@
 //! - Sources are known by place, length and time of change of every file of their chains.
 //!   What has no such time (a block device) is refused.
 
-use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use serde_json::{Value, json};
 use vellum::qcow2::check::{CheckOptions, Fix, repair};
 use vellum::qcow2::read_header;
 use vellum::{BlockDevice, Error, Storage};
+use vellum_control::CacheMode;
+use vellum_control::create_options::CreateSettings;
 use vellum_control::layer_files::layer_files;
-use vellum_control::{CacheMode, filename};
 use vellum_format::features::Incompatible;
 use vellum_io::error::io_text;
 use vellum_jobs::copy::{CopyOptions, Observer};
@@ -45,6 +46,7 @@ use super::convert::{copy_failure, copy_options, make_target, open_target, targe
 use super::convert_args::Arguments;
 use super::file_version::FileVersion;
 use super::note::{Note, claim_journal};
+use super::target_files::TargetFiles;
 use super::unfinished::Unfinished;
 use crate::progress::Progress;
 use crate::size::human;
@@ -52,7 +54,7 @@ use crate::{hint, report};
 
 /// Bytes of the disk between two entries of the journal; whole clusters of any size.
 const PIECE_BYTES: u64 = 256 << 20;
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const SECTOR_BYTES: u64 = 512;
 
 /// Copies the sources, from where an earlier copy has ended.
@@ -73,28 +75,28 @@ pub async fn convert(
         return fail("--journal needs a target that can be flushed, not -t unsafe");
     }
     let identity = identity(arguments, format, sources)?;
-    let journal = Journal::claim(target_name)?;
-    let (start_bytes, size_bytes) = match journal.read()? {
+    let settings = target_settings(arguments, format, target_name, sources)?;
+    if settings.text("backing_file").is_some() {
+        return fail("--journal is not possible with a backing file");
+    }
+    let files = TargetFiles::of(target_name, format, &settings)?;
+    let mut journal = Journal::claim(target_name, files)?;
+    let (start_bytes, size_bytes) = match journal.go_on(&identity, target_name)? {
         Some(entry) => {
-            let start_bytes = entry.place(&identity, target_name, &journal)?;
             if format == "qcow2" {
-                give_back_leaks(&journal.target).await?;
+                give_back_leaks(&journal.files.main().to_string_lossy()).await?;
             }
-            report::info(format_args!("going on at {}", human(start_bytes)));
-            (start_bytes, entry.size_bytes)
+            report::info(format_args!("going on at {}", human(entry.done_bytes)));
+            (entry.done_bytes, entry.size_bytes)
         }
         None => {
-            let begun = begin(arguments, format, target_name, sources, &journal, &identity).await;
-            if begun.is_err() {
-                // The first error is the one to tell.
-                let _ = journal.remove();
-            }
-            begun?;
+            begin(format, target_name, &settings, &mut journal, &identity).await?;
             (0, None)
         }
     };
     let target = open_target(arguments, format, target_name, cache).await?;
     unfinished.is_gone_on_with();
+    journal.check_marks(target_name)?;
     let source_bytes: u64 = sources.iter().map(|source| source.size_bytes()).sum();
     let total_bytes = source_bytes.next_multiple_of(SECTOR_BYTES);
     let target_bytes = target.size_bytes();
@@ -141,21 +143,21 @@ fn failure(error: PieceError<Failure>, target_name: &str, total_bytes: u64) -> F
     }
 }
 
-/// Makes a new target, and a journal that speaks of it.
+/// Makes a new target, and a journal that speaks of it; which is removed where that fails.
 async fn begin(
-    arguments: &Arguments,
     format: &str,
     target_name: &str,
-    sources: &[Arc<dyn BlockDevice>],
-    journal: &Journal,
+    settings: &CreateSettings,
+    journal: &mut Journal,
     identity: &Value,
 ) -> Result<(), Failure> {
-    let settings = target_settings(arguments, format, target_name, sources)?;
-    if settings.text("backing_file").is_some() {
-        return fail("--journal is not possible with a backing file");
+    let made = make_target(target_name, format, settings).await;
+    let begun = made.and_then(|()| journal.begin(identity));
+    if begun.is_err() {
+        // The first error is the one to tell.
+        let _ = journal.remove();
     }
-    make_target(target_name, format, &settings).await?;
-    journal.begin(identity)
+    begun
 }
 
 fn check(arguments: &Arguments) -> Result<(), Failure> {
@@ -226,17 +228,8 @@ fn source_identity(name: &str) -> Result<Value, Failure> {
     }
 }
 
-/// Which file the target is, whatever it holds. Where another file has its number by now, it was made at another time.
-fn target_identity(path: &str) -> Option<Value> {
-    let file = std::fs::metadata(path).ok()?;
-    let made = file.created().ok();
-    let made = made.and_then(|made| made.duration_since(SystemTime::UNIX_EPOCH).ok());
-    let made = made.map(|made| json!([made.as_secs(), made.subsec_nanos()]));
-    FileVersion::of(&file).map(|version| json!([version.file(), made]))
-}
-
-/// Refuses a target that has another name: nobody who opens it by that can know of the journal.
-fn refuse_other_names(target_name: &str, target: &str) -> Result<(), Failure> {
+/// Refuses a target that has another name: where it cannot be marked, nobody who opens it by that can know of the journal.
+fn refuse_other_names(target_name: &str, target: &Path) -> Result<(), Failure> {
     match std::fs::metadata(target) {
         Ok(file) if file.is_file() && file.nlink() > 1 => fail(format!(
             "--journal needs a target with one name, and the file '{target_name}' has {}",
@@ -273,14 +266,17 @@ pub(super) async fn give_back_leaks(name: &str) -> Result<(), Failure> {
 /// The file that tells how far a copy is. It is locked by the one who makes the copy.
 struct Journal {
     note: Note,
-    /// The file that it speaks of.
-    target: String,
+    /// The files that it speaks of.
+    files: TargetFiles,
+    /// What they are marked with, if they can be.
+    mark: Option<String>,
 }
 
 /// What it says.
 struct Entry {
     identity: Value,
     target: Value,
+    mark: Option<String>,
     done_bytes: u64,
     /// Of the target; nobody has looked yet where nothing is said.
     size_bytes: Option<u64>,
@@ -288,12 +284,40 @@ struct Entry {
 
 impl Journal {
     /// Takes the journal of a target, new and empty if there is none.
-    fn claim(target_name: &str) -> Result<Journal, Failure> {
-        let local = filename::local_path(target_name);
-        let target = local.unwrap_or_else(|_| target_name.to_owned());
-        refuse_other_names(target_name, &target)?;
-        let note = claim_journal(target_name, Path::new(&target))?;
-        Ok(Journal { note, target })
+    fn claim(target_name: &str, files: TargetFiles) -> Result<Journal, Failure> {
+        refuse_other_names(target_name, files.main())?;
+        let note = claim_journal(target_name, files.main())?;
+        Ok(Journal {
+            note,
+            files,
+            mark: None,
+        })
+    }
+
+    /// What it says, if that is of the same copy and counts still.
+    fn go_on(&mut self, identity: &Value, target: &str) -> Result<Option<Entry>, Failure> {
+        let Some(entry) = self.read()? else {
+            return Ok(None);
+        };
+        entry.check(identity, target, self)?;
+        self.mark.clone_from(&entry.mark);
+        // Without its marks it was ended, and nobody who did that knew where it is.
+        Ok(self.is_marked().then_some(entry))
+    }
+
+    fn is_marked(&self) -> bool {
+        let mark = self.mark.as_deref();
+        mark.is_none_or(|mark| self.files.are_marked(mark))
+    }
+
+    /// Refuses to write where somebody else has been since the journal was looked at, before the target's locks were had.
+    fn check_marks(&self, target: &str) -> Result<(), Failure> {
+        match self.is_marked() {
+            true => Ok(()),
+            false => fail(format!(
+                "'{target}' was opened by somebody else to be changed; the same command begins anew"
+            )),
+        }
     }
 
     fn path(&self) -> &Path {
@@ -311,6 +335,7 @@ impl Journal {
             Some(done_bytes) if value["version"] == VERSION => Ok(Some(Entry {
                 identity: value["copy"].clone(),
                 target: value["target"].clone(),
+                mark: value["mark"].as_str().map(str::to_owned),
                 done_bytes,
                 size_bytes: value["size"].as_u64(),
             })),
@@ -322,12 +347,10 @@ impl Journal {
     }
 
     /// Speaks of a new target, once that is there durably.
-    fn begin(&self, identity: &Value) -> Result<(), Failure> {
-        // Without locks: nothing is read or changed.
-        let durable = File::open(&self.target).and_then(|file| file.sync_all());
-        durable
-            .and_then(|()| self.note.sync_folder())
-            .or_else(|error| self.note.fail("begin", &error))?;
+    fn begin(&mut self, identity: &Value) -> Result<(), Failure> {
+        self.mark = self.files.mark()?;
+        let durable = self.note.sync_folder();
+        durable.or_else(|error| self.note.fail("begin", &error))?;
         self.write(identity, 0, None)
     }
 
@@ -341,7 +364,8 @@ impl Journal {
         let value = json!({
             "version": VERSION,
             "copy": identity,
-            "target": target_identity(&self.target),
+            "target": self.files.identity(),
+            "mark": self.mark,
             "done": done_bytes,
             "size": size_bytes,
         });
@@ -367,13 +391,15 @@ impl Journal {
     }
 
     fn remove(&self) -> Result<(), Failure> {
-        self.note.remove()
+        self.note.remove()?;
+        self.files.unmark();
+        Ok(())
     }
 }
 
 impl Entry {
-    /// Where to go on, if this is the journal of the same copy.
-    fn place(&self, identity: &Value, target: &str, journal: &Journal) -> Result<u64, Failure> {
+    /// Refuses to go on with another copy, or in other files.
+    fn check(&self, identity: &Value, target: &str, journal: &Journal) -> Result<(), Failure> {
         let path = journal.path().display();
         if self.identity != *identity {
             return fail(format!(
@@ -381,8 +407,8 @@ impl Entry {
                  remove it to begin anew"
             ));
         }
-        match target_identity(&journal.target) {
-            Some(found) if found == self.target => Ok(self.done_bytes),
+        match journal.files.identity() {
+            Some(found) if found == self.target => Ok(()),
             _ => fail(format!(
                 "'{target}' is not the file that '{path}' speaks of; remove that to begin anew"
             )),
