@@ -125,7 +125,7 @@ fn disks_of_several_processes_share_a_cache_and_live_through_an_outage() {
         waiting.join().expect("a read");
     });
     let kinds = fs::read_dir(place.path("cache")).expect("a folder");
-    assert_eq!(kinds.count(), 3, "a lock, and the files of one version");
+    assert_eq!(kinds.count(), 4, "a lock, and the files of one version");
 }
 
 /// With a monitor nodes stand on each other through others.

@@ -1,4 +1,4 @@
-//! The folder of a cache: the two files of each version of a file.
+//! The folder of a cache: the two files of each version of a file, and a third one whose time says when that was opened.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -17,6 +17,9 @@ use super::layout::{HEADER_BYTES, Identity, USERS};
 
 const INDEX: &str = "index";
 const DATA: &str = "data";
+/// Empty. Its time of change is when the version was opened last: those of the others move with each block that is
+/// stored or thrown out.
+const OPENED: &str = "opened";
 /// The order in which blocks were wanted, when that was recorded.
 const TRACE: &str = "trace";
 /// What whoever makes room claims.
@@ -38,13 +41,11 @@ pub(super) struct Files {
     pub(super) data: File,
 }
 
-impl Files {
-    /// When the version was opened last: until then others may have been filled, but not this one since
-    /// its server has another one.
-    pub(super) fn opened(&self) -> io::Result<SystemTime> {
-        self.data.metadata()?.modified()
-    }
-}
+/// When a version was opened last: until then others may have been filled, but not this one since its server has
+/// another one.
+///
+/// One that nobody has opened since that is noted comes before all others, by the time when its data were changed.
+pub(super) type Opened = (Option<SystemTime>, SystemTime);
 
 /// What an index is now.
 enum Prepared {
@@ -152,8 +153,8 @@ impl Directory {
             }
             let data = self.open_file(&stem, DATA, true)?;
             set_len_at_least(&data, identity.len_bytes)
-                .and_then(|()| data.set_modified(SystemTime::now()))
                 .map_err(|error| failed("make", &self.file(&stem, DATA), &error))?;
+            self.note_opened(&stem)?;
             // It is mapped, and memory for which a disk has no room ends the program.
             allocate(&index, &identity.table())
                 .map_err(|error| failed("make", &self.file(&stem, INDEX), &error))?;
@@ -163,6 +164,19 @@ impl Directory {
             let message = "its files come and go; is another program at work in the folder?";
             Error::new(ErrorKind::Io, "open", message).target(self.0.display().to_string())
         }))
+    }
+
+    fn note_opened(&self, stem: &str) -> Result<()> {
+        let noted = self
+            .open_file(stem, OPENED, true)?
+            .set_modified(SystemTime::now());
+        noted.map_err(|error| failed("make", &self.file(stem, OPENED), &error))
+    }
+
+    /// When a version was opened last.
+    pub(super) fn opened(&self, stem: &str) -> io::Result<Opened> {
+        let changed = |kind| fs::metadata(self.file(stem, kind)).and_then(|found| found.modified());
+        Ok((changed(OPENED).ok(), changed(DATA)?))
     }
 
     /// Whether an open index is still the one of this name.
@@ -262,7 +276,7 @@ impl Directory {
             return Ok(());
         }
         // The index last: whoever finds none makes all of them.
-        for kind in [DATA, INDEX] {
+        for kind in [OPENED, DATA, INDEX] {
             let path = self.file(stem, kind);
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -326,6 +340,33 @@ mod tests {
         assert_eq!(files.data.metadata().unwrap().len(), 1 << 20);
         let (found, _) = directory.look_into(&identity("1").stem()).unwrap();
         assert_eq!(found, identity("1"));
+    }
+
+    /// Whatever is stored or thrown out of the others meanwhile.
+    #[test]
+    fn the_version_that_was_opened_last_is_known() {
+        let folder = private_folder();
+        let directory = Directory::open(folder.path()).unwrap();
+        let opened = |version: &str| directory.opened(&identity(version).stem()).unwrap();
+        let path = |kind| {
+            folder
+                .path()
+                .join(format!("{}.{kind}", identity("0").stem()))
+        };
+        drop(directory.files(&identity("0")).unwrap());
+        // One of before that was noted.
+        fs::remove_file(path(OPENED)).unwrap();
+        let first = directory.files(&identity("1")).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        drop(directory.files(&identity("2")).unwrap());
+        std::thread::sleep(Duration::from_millis(20));
+        first.data.write_all_at(&[1], 0).unwrap();
+        let old = File::options().write(true).open(path(DATA)).unwrap();
+        old.write_all_at(&[1], 0).unwrap();
+        assert!(opened("0") < opened("1") && opened("1") < opened("2"));
+        std::thread::sleep(Duration::from_millis(20));
+        drop(directory.files(&identity("1")).unwrap());
+        assert!(opened("2") < opened("1"), "it was opened once more");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use smallvec::SmallVec;
 use vellum_io::buffer::total_len;
@@ -15,7 +15,7 @@ use vellum_io::lane::{self, sleep};
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result};
 use vellum_storage::Storage;
 
-use super::directory::{Directory, Files};
+use super::directory::{Directory, Files, Opened};
 use super::fill::{Cache, PIECE_BLOCKS};
 use super::layout::{ABSENT, BLOCK_BYTES, Identity};
 use super::place::Place;
@@ -132,7 +132,7 @@ impl CacheStorage {
         version: Option<&str>,
     ) -> Option<Found> {
         let directory = Directory::open(directory).ok()?;
-        let mut last: Option<(SystemTime, Identity, Files)> = None;
+        let mut last: Option<(Opened, Identity, Files)> = None;
         for stem in directory.stems().ok()? {
             let Some((header, files)) = directory.look_into(&stem) else {
                 continue;
@@ -145,7 +145,10 @@ impl CacheStorage {
             if identity.stem() != stem {
                 continue;
             }
-            let opened = files.opened().ok()?;
+            // Somebody takes it away.
+            let Ok(opened) = directory.opened(&stem) else {
+                continue;
+            };
             if last.as_ref().is_none_or(|(before, ..)| *before < opened) {
                 last = Some((opened, identity, files));
             }
