@@ -231,6 +231,11 @@ pub trait Layout: Send + Sync + fmt::Debug + 'static {
         async { Ok(None) }
     }
 
+    /// Compressed writes are taken, and are like all others: of any place and length, and stored as they are.
+    fn never_compresses(&self) -> bool {
+        false
+    }
+
     /// Every write has to be one of whole blocks, for [`Layout::write_compressed`]: a stream.
     fn compresses_writes(&self) -> bool {
         false

@@ -250,6 +250,10 @@ impl<L: Layout> BlockDevice for MappedDevice<L> {
         {
             return Io::ready(Err(error));
         }
+        if self.0.layout.never_compresses() {
+            return self
+                .change(|core| async move { core.write(offset_bytes, buffer, flags).await });
+        }
         self.change(|core| async move { core.write_compressed(offset_bytes, buffer, flags).await })
     }
 

@@ -379,6 +379,10 @@ impl Layout for VmdkLayout {
         Ok(Some(true))
     }
 
+    fn never_compresses(&self) -> bool {
+        !self.extents.iter().any(Extent::is_compressed)
+    }
+
     fn compresses_writes(&self) -> bool {
         !self.extents.is_empty() && self.extents.iter().all(Extent::is_compressed)
     }
