@@ -172,6 +172,59 @@ impl Place {
     }
 }
 
+/// What the guest had written and not flushed would be written again over it.
+#[test]
+fn what_others_have_made_durable_outlives_a_kill_beside_a_guest() {
+    for cache in ["writeback", "writethrough"] {
+        let place = Place::new();
+        let words = [
+            "--nbd",
+            "n.sock",
+            "--vhost-user",
+            "v.sock",
+            "--fuse",
+            "disk",
+            "--cache",
+            cache,
+        ];
+        let (mut server, said) = place.serve(&words, "libvirt:");
+        let uri = line(&said, "NBD: ", "URI:").to_owned();
+        let mut guest = Guest::boot(&place.path("v.sock"), 1, 0);
+        let disk = std::fs::File::options()
+            .write(true)
+            .open(place.path("disk"));
+        let disk = disk.expect("the disk");
+        let mut guest_writes =
+            |block: u64| assert_eq!(guest.queues[0].write_disk(8 * block, &[5; 4096]), 0);
+        guest_writes(0);
+        assert!(place.nbd(&uri, "write -f -P 8 0 4k"));
+        guest_writes(1);
+        assert!(place.nbd(&uri, "write -z -f 4k 4k"));
+        guest_writes(2);
+        disk.write_all_at(&[7; 4096], 8192).expect("written");
+        disk.sync_all().expect("synced");
+        guest_writes(3);
+        server.0.kill().expect("killed");
+        server.0.wait().expect("a child");
+        drop(disk);
+        for socket in ["n.sock", "v.sock"] {
+            std::fs::remove_file(place.path(socket)).expect("a socket that nobody has");
+        }
+        let (server, _said) = place.serve(&words, "libvirt:");
+        guest.reconnect(&place.path("v.sock"));
+        for (block, byte) in [8, 0, 7, 5].into_iter().enumerate() {
+            let read = guest.queues[0].read_disk(8 * block as u64, 4096);
+            let found = read.1[..1].to_vec();
+            assert!(
+                read == (0, vec![byte; 4096]),
+                "block {block} with {cache}: {found:?}"
+            );
+        }
+        drop(guest);
+        server.end();
+    }
+}
+
 /// What is printed for QEMU is what QEMU takes: its storage daemon reads the same options.
 #[test]
 fn the_line_for_qemu_opens_the_disk() {

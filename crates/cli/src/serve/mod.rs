@@ -19,6 +19,7 @@ use futures_util::future::select;
 use vellum::BlockDevice;
 use vellum_control::{OpenFlags, stderr};
 use vellum_export::nbd::{self, Exports, ServerOptions, Stop};
+use vellum_export::unflushed_logs::UnflushedLogs;
 use vellum_export::{fuse, vhost_user_blk};
 use vellum_io::error::io_text;
 use vellum_io::{JoinHandle, lane, program, spawn};
@@ -161,6 +162,8 @@ struct Served {
     nbd: Option<(Stop, JoinHandle<()>)>,
     vhost_user: Option<vhost_user_blk::Export>,
     fuse: Option<fuse::Export>,
+    /// Of what the guest has not flushed: what users of another way make durable must outlive it.
+    logs: UnflushedLogs,
 }
 
 impl Served {
@@ -172,17 +175,24 @@ impl Served {
         device: &Arc<dyn BlockDevice>,
     ) -> Result<String, Failure> {
         let read_only = arguments.read_only || device.info().read_only;
+        let flushed = match read_only {
+            true => device.clone(),
+            false => self.logs.flushed_with(device.clone()),
+        };
         let mut text = String::new();
         if let Some(path) = &arguments.nbd {
             let socket = absolute(path)?;
-            self.begin_nbd(arguments, device, &socket)?;
+            self.begin_nbd(arguments, &flushed, &socket)?;
             let export = arguments.export_name.as_str();
             let socket = socket.as_str();
             text += &lines(Place::Nbd { socket, export }, read_only);
         }
         if let Some(path) = &arguments.vhost_user {
             let socket = absolute(path)?;
-            let options = vhost_user_options(arguments, read_only);
+            let options = vhost_user_blk::Options {
+                logs: self.logs.clone(),
+                ..vhost_user_options(arguments, read_only)
+            };
             self.begin_vhost_user(device, &socket, &options)?;
             let (socket, queues) = (socket.as_str(), options.queues);
             text += &lines(Place::VhostUser { socket, queues }, read_only);
@@ -195,7 +205,7 @@ impl Served {
                     true => fuse::AllowOther::On,
                     false => fuse::AllowOther::Off,
                 });
-            let export = fuse::Export::new(device.clone(), PathBuf::from(&path), &options).await;
+            let export = fuse::Export::new(flushed, PathBuf::from(&path), &options).await;
             self.fuse = Some(export.map_err(failed)?);
             text += &lines(Place::File { path: &path }, read_only);
         }
@@ -270,6 +280,7 @@ fn vhost_user_options(arguments: &Arguments, read_only: bool) -> vhost_user_blk:
     let defaults = vhost_user_blk::Options::default();
     vhost_user_blk::Options {
         read_only,
+        write_through: arguments.cache.writethrough,
         queues: arguments.queues.unwrap_or(defaults.queues),
         serial: arguments.serial.clone().unwrap_or(defaults.serial.clone()),
         ..defaults

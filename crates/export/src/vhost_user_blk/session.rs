@@ -384,7 +384,8 @@ impl Session {
             let unflushed = self
                 .in_flight
                 .as_ref()
-                .and_then(|one| one.unflushed.clone());
+                .and_then(|one| one.unflushed.clone())
+                .filter(|_| self.shared.disk.keeps_writes);
             let log = match (&self.in_flight, unflushed) {
                 (Some(in_flight), Some(all)) => Some((in_flight.log(number)?, all)),
                 _ => None,
