@@ -199,27 +199,33 @@ fn a_daemon_of_an_image_that_is_killed_costs_the_guest_nothing() {
     kill_again_and_again("qcow2", 18);
 }
 
-/// A daemon that shows an image to a guest and to NBD clients.
-fn serve_to_two(place: &Place) -> Child {
+/// A daemon that shows an image to NBD clients and to a guest, by nodes of these names: that of the
+/// image, and one that stands on it.
+fn serve_to_two(place: &Place, [nbd, guest]: [&str; 2]) -> Child {
+    let nbd = format!("type=nbd,id=others,node-name={nbd},name=n,writable=on");
+    let guest = format!(
+        "type=vhost-user-blk,id=e,node-name={guest},addr.type=unix,addr.path=socket,writable=on"
+    );
     let words = [
         "--blockdev",
-        "driver=qcow2,node-name=n,file.driver=file,file.filename=image",
+        "driver=qcow2,node-name=image,file.driver=file,file.filename=image",
+        "--blockdev",
+        "driver=raw,node-name=above,file=image",
         "--nbd-server",
         "addr.type=unix,addr.path=nbd",
         "--export",
-        "type=nbd,id=others,node-name=n,writable=on",
+        &nbd,
         "--export",
-        "type=vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=socket,writable=on",
+        &guest,
     ];
     let mut command = place.command(place.path(NAME), &words);
     command.spawn().expect("the program runs")
 }
 
 /// What the guest had written and not flushed would be written again over it.
-#[test]
-fn what_another_export_has_made_durable_outlives_a_kill_beside_a_guest() {
+fn kill_beside_another_export(nodes: [&str; 2]) {
     let place = Place::new();
-    let mut daemon = serve_to_two(&place);
+    let mut daemon = serve_to_two(&place, nodes);
     let mut guest = Guest::boot(&place.path("socket"), 1, 0);
     let durable = [
         &["-c", "write -P 7 0 4k", "-c", "flush"][..],
@@ -238,17 +244,28 @@ fn what_another_export_has_made_durable_outlives_a_kill_beside_a_guest() {
     }
     daemon.kill().expect("killed");
     daemon.wait().expect("a child");
-    daemon = serve_to_two(&place);
+    daemon = serve_to_two(&place, nodes);
     guest.reconnect(&place.path("socket"));
     for (block, byte) in [7, 8, 0, 5].into_iter().enumerate() {
         let read = guest.queues[0].read_disk(8 * block as u64, 4096);
         assert!(
             read == (0, vec![byte; 4096]),
-            "block {block}: {:?}",
+            "block {block} of {nodes:?}: {:?}",
             &read.1[..1]
         );
     }
     end(daemon);
+}
+
+#[test]
+fn what_another_export_has_made_durable_outlives_a_kill_beside_a_guest() {
+    kill_beside_another_export(["image", "image"]);
+}
+
+#[test]
+fn what_is_made_durable_above_or_below_a_guests_node_outlives_a_kill() {
+    kill_beside_another_export(["above", "image"]);
+    kill_beside_another_export(["image", "above"]);
 }
 
 fn finish_one(queue: &mut guest::Queue, running: &mut Vec<(u16, usize)>) {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use vellum_io::shared_memory::SharedBuffer;
 use vellum_io::{Buffer, Error, ErrorKind, Io, Result};
+pub use vellum_storage::DiskIdentity;
 use vellum_storage::{Storage, StorageIdentity};
 
 use crate::Preallocation;
@@ -454,15 +455,4 @@ pub fn target_of(device: &dyn BlockDevice) -> Option<Arc<dyn BlockDevice>> {
         target = next;
     }
     Some(target)
-}
-
-/// Tells the disks of a program apart, as long as they are open.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct DiskIdentity(usize);
-
-impl DiskIdentity {
-    /// That of the device that holds the bytes itself, in the place where it stays.
-    pub fn of<T>(device: &T) -> DiskIdentity {
-        DiskIdentity(std::ptr::from_ref(device).addr())
-    }
 }

@@ -297,7 +297,8 @@ impl BlockDevice for Raw {
     }
 
     fn identity(&self) -> Option<DiskIdentity> {
-        Some(DiskIdentity::of(self))
+        // Others may use what the storage stands on past this device.
+        self.storage.disk()
     }
 
     fn bytes_in(&self) -> Option<(Arc<dyn Storage>, u64)> {

@@ -157,6 +157,11 @@ macro_rules! delegate {
             $crate::delegate!(@call self $inner clone_range(source, from_bytes, to_bytes, len_bytes))
         }
     };
+    (@ disk $inner:tt) => {
+        fn disk(&self) -> Option<$crate::DiskIdentity> {
+            $crate::delegate!(@call self $inner disk())
+        }
+    };
     (@ close $inner:tt) => {
         fn close(&self) -> ::vellum_io::Io<()> {
             $crate::delegate!(@call self $inner close())

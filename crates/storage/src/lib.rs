@@ -26,6 +26,6 @@ pub mod wrap;
 
 pub use event::{Event, EventListener};
 pub use file::{AsFile, FileOptions, FileStorage, Locks};
-pub use identity::StorageIdentity;
+pub use identity::{DiskIdentity, StorageIdentity};
 pub use mem::MemStorage;
 pub use storage::{BlockStatus, Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};

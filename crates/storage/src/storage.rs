@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::DiskIdentity;
 use crate::event::EventListener;
 use vellum_io::shared_memory::SharedBuffer;
 use vellum_io::{Buffers, Io, Result};
@@ -281,6 +282,13 @@ pub trait Storage: Send + Sync + fmt::Debug {
             "the storage cannot share blocks",
         )
         .target(self.name())))
+    }
+
+    /// Which disk holds the bytes in the end, through all that stands around it, whatever that does to
+    /// requests. Of two storages with other identities, a flush of one makes nothing durable of the
+    /// other. `None`: that is not known. Default: this storage itself.
+    fn disk(&self) -> Option<DiskIdentity> {
+        Some(DiskIdentity::of(self))
     }
 
     /// Ends the use of the storage: what a node still has to write or to give back.

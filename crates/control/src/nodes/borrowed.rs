@@ -19,7 +19,7 @@ impl Storage for BorrowedStorage {
     vellum_storage::delegate!(
         0: capabilities, name, version, len_bytes, modified_at, read, read_into, write, write_from, write_zeroes, discard, allocate, flush,
         truncate, block_status, allocated_bytes, free_bytes, copy_range,
-        may_clone_from, clone_range, event_listener, transparent_storage,
+        may_clone_from, clone_range, event_listener, disk, transparent_storage,
     );
 
     fn close(&self) -> Io<()> {

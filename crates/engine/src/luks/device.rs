@@ -211,7 +211,7 @@ impl BlockDevice for LuksDevice {
     }
 
     fn identity(&self) -> Option<DiskIdentity> {
-        Some(DiskIdentity::of(self))
+        self.file.disk()
     }
 
     fn allocated_bytes(&self) -> Result<Option<u64>> {

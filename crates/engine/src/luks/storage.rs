@@ -299,7 +299,7 @@ fn run(cipher: &SectorCipher, first: u64, sectors: &mut [u8], direction: Directi
 }
 
 impl Storage for EncryptedStorage {
-    delegate!(inner: name, flush, allocated_bytes, free_bytes, close, event_listener);
+    delegate!(inner: name, flush, allocated_bytes, free_bytes, disk, close, event_listener);
 
     fn capabilities(&self) -> Capabilities {
         let below = self.inner.capabilities();

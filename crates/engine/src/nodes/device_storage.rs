@@ -11,7 +11,7 @@ use vellum_io::buffer::total_len;
 use vellum_io::{Buffers, spawn};
 use vellum_storage::{BlockStatus, Capabilities, StorageExtent, WriteFlags, ZeroFlags};
 
-use crate::{BlockDevice, Buffer, Io, RequestFlags, Result, Storage, ZeroRequest};
+use crate::{BlockDevice, Buffer, DiskIdentity, Io, RequestFlags, Result, Storage, ZeroRequest};
 
 /// Sizes of devices are whole sectors.
 const SECTOR_SIZE_BYTES: u64 = 512;
@@ -212,6 +212,10 @@ impl Storage for DeviceStorage {
             Some(storage) => storage.free_bytes(),
             None => Io::ready(Ok(None)),
         }
+    }
+
+    fn disk(&self) -> Option<DiskIdentity> {
+        self.core.device.identity()
     }
 
     fn close(&self) -> Io<()> {

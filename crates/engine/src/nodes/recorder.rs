@@ -347,7 +347,7 @@ fn size_of(storage: &dyn Storage) -> u64 {
 impl Storage for RecordedStorage {
     vellum_storage::delegate!(
         storage: capabilities, name, version, len_bytes, modified_at, read, read_into, flush, block_status,
-        allocated_bytes, free_bytes, may_clone_from, close, event_listener, transparent_storage,
+        allocated_bytes, free_bytes, disk, may_clone_from, close, event_listener, transparent_storage,
     );
 
     fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {

@@ -35,6 +35,7 @@ mod model;
 mod past_links;
 mod repair;
 mod resize;
+mod same_disk;
 mod seal;
 mod share;
 mod snapshots;

@@ -178,7 +178,7 @@ impl Core {
 }
 
 impl Storage for PreallocateStorage {
-    delegate!(inner: capabilities, name, discard, flush, allocated_bytes, free_bytes);
+    delegate!(inner: capabilities, name, discard, flush, allocated_bytes, free_bytes, disk);
 
     fn len_bytes(&self) -> Result<u64> {
         Ok(self.core.ends().data_bytes)

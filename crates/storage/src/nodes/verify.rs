@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{Storage, StorageExtent, WriteFlags, ZeroFlags, delegate};
+use crate::{DiskIdentity, Storage, StorageExtent, WriteFlags, ZeroFlags, delegate};
 use vellum_io::buffer::total_len;
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result, spawn};
 
@@ -133,6 +133,11 @@ impl Storage for VerifyStorage {
 
     fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent> {
         self.inner.block_status(offset_bytes, len_bytes)
+    }
+
+    /// There are two.
+    fn disk(&self) -> Option<DiskIdentity> {
+        None
     }
 
     fn close(&self) -> Io<()> {

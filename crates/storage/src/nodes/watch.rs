@@ -127,7 +127,7 @@ impl WatchedStorage {
 impl Storage for WatchedStorage {
     delegate!(
         inner: capabilities, name, version, len_bytes, modified_at, read, read_into, allocate, flush, truncate,
-        block_status, allocated_bytes, free_bytes, may_clone_from, close, event_listener, transparent_storage,
+        block_status, allocated_bytes, free_bytes, disk, may_clone_from, close, event_listener, transparent_storage,
     );
 
     fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {

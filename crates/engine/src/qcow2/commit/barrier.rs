@@ -49,7 +49,7 @@ impl Barriers {
 
 impl Storage for Barriers {
     delegate!(
-        file: capabilities, name, len_bytes, modified_at, read, block_status, allocated_bytes, free_bytes, may_clone_from,
+        file: capabilities, name, len_bytes, modified_at, read, block_status, allocated_bytes, free_bytes, disk, may_clone_from,
         close, event_listener, transparent_storage,
     );
 

@@ -312,7 +312,7 @@ impl Core {
 }
 
 impl Storage for DebugStorage {
-    delegate!(inner: name, version, len_bytes, modified_at, allocated_bytes, free_bytes, close);
+    delegate!(inner: name, version, len_bytes, modified_at, allocated_bytes, free_bytes, disk, close);
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {

@@ -298,7 +298,7 @@ impl Log {
 impl Storage for LogWritesStorage {
     delegate!(
         inner: capabilities, name, len_bytes, modified_at, read, allocate, truncate, block_status,
-        allocated_bytes, free_bytes,
+        allocated_bytes, free_bytes, disk,
     );
 
     fn write(&self, offset_bytes: u64, buffers: Buffers, flags: WriteFlags) -> Io<Buffers> {

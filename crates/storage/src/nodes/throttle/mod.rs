@@ -67,7 +67,7 @@ impl ThrottleStorage {
 impl Storage for ThrottleStorage {
     delegate!(
         inner: capabilities, name, version, len_bytes, modified_at, allocate, flush, truncate, block_status,
-        allocated_bytes, free_bytes,
+        allocated_bytes, free_bytes, disk,
     );
 
     fn close(&self) -> Io<()> {
