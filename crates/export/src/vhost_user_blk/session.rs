@@ -24,8 +24,8 @@ use super::disk::Disk;
 use super::in_flight::InFlight;
 use super::memory::{GuestMemory, MAX_REGIONS};
 use super::message::{
-    ConfigPart, Header, MAX_CONFIG_BYTES, Message, RegionDescription, RingAddresses, broken,
-    config_changed, encode_ring_state, protocol_feature,
+    ConfigPart, Header, InFlightArea, MAX_CONFIG_BYTES, Message, RegionDescription, RingAddresses,
+    broken, config_changed, encode_ring_state, protocol_feature,
 };
 use super::queue::QueueSetup;
 use super::recovery::{make, take_over};
@@ -235,12 +235,11 @@ impl Session {
             Message::SetMemoryTable(regions) => self.set_memory(&regions, descriptors).await?,
             Message::AddRegion(region) => {
                 let file = single(descriptors)?;
-                self.stop_all().await;
-                self.memory.add(region, file)?;
+                self.change_memory(|memory| memory.add(region, file))
+                    .await?;
             }
             Message::RemoveRegion(region) => {
-                self.stop_all().await;
-                self.memory.remove(region)?;
+                self.change_memory(|memory| memory.remove(region)).await?;
             }
             Message::SetLog(area) => {
                 let log = DirtyLog::map(area, single(descriptors)?)?;
@@ -262,13 +261,7 @@ impl Session {
                 return Ok(Answer::WithDescriptor(area.encode(), file));
             }
             Message::SetInFlight(area) => {
-                let file = single(descriptors)?;
-                self.stop_all().await;
-                self.in_flight = None;
-                let is_over = || self.shared.stop.is_requested() || self.peer.has_left();
-                let taken = take_over(&self.shared.disk, &area, file, is_over).await?;
-                self.shared.disk.kept.set(taken.unflushed.clone());
-                self.in_flight = Some(taken);
+                self.set_in_flight(&area, single(descriptors)?).await?;
             }
             of_queue => return self.carry_out_for_queue(of_queue, descriptors).await,
         }
@@ -448,6 +441,36 @@ impl Session {
         self.stop_all().await;
         self.memory = memory;
         Ok(())
+    }
+
+    /// Changes the memory, unless that is refused: then the queues go on as they are.
+    async fn change_memory(
+        &mut self,
+        change: impl FnOnce(&mut GuestMemory) -> Result<()>,
+    ) -> Result<()> {
+        let mut memory = self.memory.for_another_lane();
+        change(&mut memory)?;
+        self.stop_all().await;
+        self.memory = memory;
+        Ok(())
+    }
+
+    /// Takes over what the client keeps of requests in flight. If that fails, the queues go on with what
+    /// they have.
+    async fn set_in_flight(&mut self, area: &InFlightArea, file: OwnedFd) -> Result<()> {
+        self.stop_all().await;
+        let is_over = || self.shared.stop.is_requested() || self.peer.has_left();
+        match take_over(&self.shared.disk, area, file, is_over).await {
+            Ok(taken) => {
+                self.shared.disk.kept.set(taken.unflushed.clone());
+                self.in_flight = Some(taken);
+                Ok(())
+            }
+            Err(failure) => {
+                self.start_all()?;
+                Err(failure)
+            }
+        }
     }
 
     fn config(&self, part: ConfigPart) -> ConfigPart {

@@ -2,14 +2,17 @@
 //! says so, and everybody else goes on.
 
 use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use vellum_io::lane::block_on;
-use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
+use vhost::vhost_user::message::VhostUserInflight;
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 
 use super::guest::{
     DATA_AT, Descriptor, EVENT_INDEX, Guest, MEMORY_AT, MEMORY_BYTES, Memory, NEXT, PATIENCE,
@@ -202,6 +205,33 @@ fn memory_that_is_taken_away_stops_the_queue_that_lies_there() {
         .set_vring_kick(0, &guest.queues[0].kick)
         .expect("a kick");
     assert_eq!(guest.queues[0].read_disk(0, 512).0, 0);
+}
+
+#[test]
+fn what_a_client_is_refused_leaves_its_queues_as_they_are() {
+    let (server, _storage) = serve(writable());
+    let mut guest = Guest::boot(&server.socket(), 1, 0);
+    let region = guest.memory.region();
+    let (_, area) = guest.in_flight.take().expect("an area");
+    let too_small = VhostUserInflight::new(8, 0, 1, QUEUE_SIZE);
+    let elsewhere = VhostUserMemoryRegionInfo {
+        guest_phys_addr: 0x1000,
+        ..region
+    };
+    for message in 0..3 {
+        let answer = match message {
+            0 => guest.client.add_mem_region(&region).map(drop),
+            1 => guest.client.remove_mem_region(&elsewhere),
+            _ => guest.client.set_inflight_fd(&too_small, area.as_raw_fd()),
+        };
+        assert!(answer.is_err(), "{message}");
+        let queue = &mut guest.queues[0];
+        assert_eq!(queue.read_disk(0, 512), (0, vec![0x5a; 512]));
+        // Where the client's area says how many requests are done.
+        let mut used = [0; 2];
+        area.read_exact_at(&mut used, 14).expect("the area");
+        assert_eq!(u16::from_ne_bytes(used), queue.used_index());
+    }
 }
 
 #[test]
