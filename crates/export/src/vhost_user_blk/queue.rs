@@ -7,6 +7,7 @@
 //! - What is wrong with a ring or chain stops the queue, and nothing else; the client is told.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -83,6 +84,8 @@ pub(super) struct Queue {
     waited_for: WaitedFor,
     pub(super) in_flight: StreamDepth,
     copied_bytes: Cell<usize>,
+    /// Requests that a server before this one has left, as far as they are not begun: noted already.
+    left: RefCell<VecDeque<u16>>,
     /// Something was used that the guest was not told of.
     unsignalled: Cell<bool>,
     call: RefCell<Option<Arc<OwnedFd>>>,
@@ -126,8 +129,8 @@ pub(super) async fn run(mut setup: QueueSetup, control: Arc<QueueControl>) -> Re
     let kick = setup.kick.try_clone();
     let kick = kick.map(|fd| Arc::new(Descriptor::new(fd, "kick")));
     let made = Queue::new(setup, error.clone(), control.clone());
-    let (queue, pending, kick) = match (made, kick) {
-        (Ok((queue, pending)), Ok(kick)) => (Rc::new(queue), pending, kick),
+    let (queue, kick) = match (made, kick) {
+        (Ok(queue), Ok(kick)) => (Rc::new(queue), kick),
         (made, kick) => {
             let kick = kick.map_err(|error| Error::from_io("use queue", &error));
             if let Some(failure) = made.err().or(kick.err()) {
@@ -138,7 +141,7 @@ pub(super) async fn run(mut setup: QueueSetup, control: Arc<QueueControl>) -> Re
             return Ok(first);
         }
     };
-    if let Err(failure) = queue.serve(&kick, pending).await {
+    if let Err(failure) = queue.serve(&kick).await {
         report(
             &queue.disk,
             queue.number,
@@ -182,21 +185,20 @@ async fn wait_for_stop(control: &QueueControl) {
 }
 
 impl Queue {
-    /// A queue, and the requests that a server before this one has left.
     fn new(
         setup: QueueSetup,
         error: Option<Arc<OwnedFd>>,
         control: Arc<QueueControl>,
-    ) -> Result<(Queue, Vec<u16>)> {
+    ) -> Result<Queue> {
         let mut ring = Ring::find(&setup.ring, &setup.memory)?;
         let mut notes = setup.notes;
-        let mut pending = Vec::new();
+        let mut pending = VecDeque::new();
         if let Some(notes) = &mut notes
             && let Some(left) = notes.recover(ring.next_used())
         {
             // Whatever the client believes: it cannot know what was taken.
             ring.skip_in_flight(left.len() as u16);
-            pending = left;
+            pending = left.into();
         }
         let in_flight = StreamDepth::new(&setup.disk.accounting);
         let disk = setup.disk;
@@ -226,6 +228,7 @@ impl Queue {
             waited_for,
             in_flight,
             copied_bytes: Cell::new(0),
+            left: RefCell::new(pending),
             // A server that died may have used requests and told nobody.
             unsignalled: Cell::new(true),
             call: RefCell::new(setup.call.map(Arc::new)),
@@ -235,14 +238,11 @@ impl Queue {
             guest_flushes: setup.guest_flushes,
         };
         queue.use_counters();
-        Ok((queue, pending))
+        Ok(queue)
     }
 
     /// Serves until it is told to stop; then everything that was begun is done.
-    async fn serve(self: &Rc<Self>, kick: &Arc<Descriptor>, pending: Vec<u16>) -> Result<()> {
-        for head in pending {
-            self.begin(head)?;
-        }
+    async fn serve(self: &Rc<Self>, kick: &Arc<Descriptor>) -> Result<()> {
         // The disk takes its time, and the guest takes another.
         let limit = self.disk.poll_limit;
         let (mut for_disk, mut for_guest) = (PollWindow::new(limit), PollWindow::new(limit));
@@ -268,8 +268,35 @@ impl Queue {
             }
             poll.adapt(asleep.elapsed());
         }
+        while self.begin_left()? {
+            self.wait_for_end().await;
+        }
         self.drain().await;
         Ok(())
+    }
+
+    /// Begins what was left, as far as there is room; whether there is more to come.
+    fn begin_left(self: &Rc<Self>) -> Result<bool> {
+        while self.has_room() {
+            let Some(head) = self.left.borrow_mut().pop_front() else {
+                return Ok(false);
+            };
+            self.begin(head)?;
+        }
+        // What nobody waits for is left to the next server.
+        Ok(!self.left.borrow().is_empty() && !self.is_abandoned())
+    }
+
+    /// The next request: what was left comes before what is in the ring.
+    fn next_head(&self) -> Result<Option<u16>> {
+        if let Some(head) = self.left.borrow_mut().pop_front() {
+            return Ok(Some(head));
+        }
+        let head = self.ring.borrow_mut().next_head()?;
+        if let (Some(head), Some(notes)) = (head, &mut *self.notes.borrow_mut()) {
+            notes.begin(head);
+        }
+        Ok(head)
     }
 
     /// Begins the requests that are in the ring. A guest that has new ones ready all the time keeps
@@ -286,11 +313,7 @@ impl Queue {
                 }
             }
             begun += 1;
-            let head = self.ring.borrow_mut().next_head()?;
-            let Some(head) = head else { break };
-            if let Some(notes) = &mut *self.notes.borrow_mut() {
-                notes.begin(head);
-            }
+            let Some(head) = self.next_head()? else { break };
             self.begin(head)?;
         }
         Ok(())
@@ -392,7 +415,7 @@ impl Queue {
     fn has_work(&self) -> bool {
         self.unsignalled.get()
             || self.control.has_news.load(Ordering::Acquire)
-            || self.has_room() && self.ring.borrow().has_more()
+            || self.has_room() && (!self.left.borrow().is_empty() || self.ring.borrow().has_more())
     }
 
     /// Looks for something to do, for a time, while the lane goes on; whether there is any.
@@ -444,18 +467,23 @@ impl Queue {
     /// Waits until nothing is in flight.
     async fn drain(&self) {
         while self.in_flight.get() > 0 {
-            std::future::poll_fn(|context| {
-                self.take_news();
-                if self.in_flight.get() == 0 || self.unsignalled.get() {
-                    return Poll::Ready(());
-                }
-                self.control.waker.register(context.waker());
-                *self.sleeper.borrow_mut() = Some(context.waker().clone());
-                Poll::Pending
-            })
-            .await;
-            self.signal();
+            self.wait_for_end().await;
         }
+        self.signal();
+    }
+
+    /// Waits until something that is in flight is done, and tells the guest.
+    async fn wait_for_end(&self) {
+        std::future::poll_fn(|context| {
+            self.take_news();
+            if self.in_flight.get() == 0 || self.unsignalled.get() {
+                return Poll::Ready(());
+            }
+            self.control.waker.register(context.waker());
+            *self.sleeper.borrow_mut() = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
         self.signal();
     }
 

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use vellum::BlockDevice;
+use vellum::{BlockDevice, Raw, RawOptions};
 use vellum_io::lane::block_on;
+use vhost::VhostBackend;
 
-use super::guest::{DATA_AT, Guest, header};
+use super::guest::{DATA_AT, Guest, NEXT, Queue, header};
 use super::{DISK_BYTES, Seen, Server, disk, writable};
 
 #[test]
@@ -45,6 +46,51 @@ fn what_a_dead_server_had_begun_is_done_by_the_next_in_its_order() {
     assert_eq!(queue.write_disk(0, &[77; 512]), 0, "and goes on");
     stuck.go_on();
     first.end();
+}
+
+/// What a server before has noted is as long as the guest says by then.
+#[test]
+fn requests_take_64_mib_and_one_at_a_time_those_that_were_left_too() {
+    const LEN: usize = 16 << 20;
+    let storage = Arc::new(vellum_storage::MemStorage::with_bytes(vec![0; LEN]));
+    let device = Raw::open(storage, RawOptions::default()).expect("a device");
+    let stuck = Arc::new(Seen::that_stalls(device.clone()));
+    let mut first = Server::start(stuck.clone(), writable());
+    let mut guest = Guest::boot(&first.socket(), 1, 0);
+    let offer = |queue: &mut Queue, len| {
+        let head = queue.prepare(&header(1, 0), (DATA_AT, len), false);
+        queue.offer(head);
+        queue.kick();
+        head
+    };
+    let mut heads: Vec<u16> = (0..8).map(|_| offer(&mut guest.queues[0], 512)).collect();
+    stuck.wait_for_writes(8);
+    for &head in &heads {
+        let data = (DATA_AT, LEN as u32, NEXT, head + 2);
+        guest.queues[0].set_descriptor(head + 1, data);
+    }
+    let stalling = Arc::new(Seen::that_stalls(device));
+    let mut second = Server::start(stalling.clone(), writable());
+    guest.reconnect(&second.socket());
+    let queue = &mut guest.queues[0];
+    heads.extend((0..8).map(|_| offer(queue, LEN as u32)));
+    stalling.wait_for_writes(4);
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert_eq!(stalling.writes(), 4);
+    // The queue stands still only when all that was left is done.
+    stalling.go_on();
+    guest.client.get_vring_base(0).expect("stopped");
+    let queue = &mut guest.queues[0];
+    assert!(queue.used_index() >= 8 && stalling.writes() >= 8);
+    guest.start_queue(0);
+    let queue = &mut guest.queues[0];
+    let mut used: Vec<u16> = heads.iter().map(|_| queue.wait_used().0).collect();
+    used.sort_unstable();
+    heads.sort_unstable();
+    assert_eq!(used, heads);
+    stuck.go_on();
+    first.end();
+    second.end();
 }
 
 /// A guest that has written to the end and to the start of a disk, and whose server dies.

@@ -40,9 +40,13 @@ impl Seen {
         self.durable.load(Ordering::SeqCst)
     }
 
+    pub fn writes(&self) -> usize {
+        self.writes.load(Ordering::SeqCst)
+    }
+
     pub fn wait_for_writes(&self, count: usize) {
         let begin = Instant::now();
-        while self.writes.load(Ordering::SeqCst) < count {
+        while self.writes() < count {
             assert!(begin.elapsed() < PATIENCE, "no write came");
             std::thread::sleep(Duration::from_millis(1));
         }
