@@ -7,9 +7,18 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
+use rustix::net::sockopt;
 use vellum_io::lane::net::{self, ListenerBackend, Stream};
 use vellum_io::{Error, Result};
+
+/// After so long without a word a client is asked whether it is there;
+const SILENCE: Duration = Duration::from_secs(60);
+/// again after so long,
+const BETWEEN_PROBES: Duration = Duration::from_secs(15);
+/// and so often before it is given up.
+const PROBES: u32 = 4;
 
 /// A listening socket.
 #[derive(Debug)]
@@ -79,8 +88,24 @@ impl Listener {
     }
 
     pub(crate) async fn accept(&self) -> Result<Stream> {
-        self.socket.accept().await
+        let stream = self.socket.accept().await?;
+        // One of a simulation has none, and needs none.
+        if let Ok(socket) = stream.to_fd() {
+            keep_alive(&socket);
+        }
+        Ok(stream)
     }
+}
+
+/// Has the system notice a client whose machine is gone without a word, while nothing is sent to it:
+/// its requests may wait for room, and must not be done long after others went on. There is no limit to how
+/// long data may wait for a client to read (`TCP_USER_TIMEOUT`): one that is stopped is there all the same.
+fn keep_alive(socket: &OwnedFd) {
+    // A unix socket has no such options: it knows at once.
+    let _ = sockopt::set_socket_keepalive(socket, true)
+        .and_then(|()| sockopt::set_tcp_keepidle(socket, SILENCE))
+        .and_then(|()| sockopt::set_tcp_keepintvl(socket, BETWEEN_PROBES))
+        .and_then(|()| sockopt::set_tcp_keepcnt(socket, PROBES));
 }
 
 /// Gives the socket back if it has a unix or an IP address.
@@ -100,5 +125,24 @@ impl Drop for Listener {
             // Somebody may have removed it already.
             let _ = std::fs::remove_file(path);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vellum_io::lane;
+
+    use super::*;
+
+    #[test]
+    fn who_is_silent_is_asked_whether_it_is_there() {
+        let listener = Listener::bind_tcp("127.0.0.1:0").expect("a socket");
+        let port = listener.port().expect("a port");
+        let _client = std::net::TcpStream::connect(("127.0.0.1", port)).expect("a client");
+        let accepted = lane::block_on(listener.accept()).expect("accepted");
+        let socket = accepted.to_fd().expect("a socket");
+        assert!(sockopt::socket_keepalive(&socket).expect("an option"));
+        let silence = sockopt::tcp_keepidle(&socket).expect("an option");
+        assert_eq!(silence, SILENCE);
     }
 }
