@@ -38,7 +38,7 @@ pub(super) struct Keeper {
     in_file: Mutex<InFile>,
     /// How often it was to be written.
     asked: Mutex<u64>,
-    /// Which of these was written last; held while one is.
+    /// Which of these is in the file, durably; held while one is written.
     done: Mutex<u64>,
     memo: Mutex<DescriptionMemo>,
     lost: Arc<Mutex<Lost>>,
@@ -88,15 +88,16 @@ impl Keeper {
         Err(Error::new(ErrorKind::Io, "write the state", text))
     }
 
-    /// Writes what was the `number`th to be written, unless a later one is there.
+    /// Writes what was the `number`th to be written, unless a later one is there, durably.
     fn write_in_turn(&self, number: u64, content: Arc<Content>) -> Result<(), WriteFailure> {
         let mut done = self.done.lock();
         if number < *done {
             return Ok(());
         }
         let written = (self.write)(&self.path, &content.text());
-        // What has failed is not tried again by itself: the next one is compared with what is there.
-        *done = number;
+        if written.is_ok() {
+            *done = number;
+        }
         self.in_file.lock().note(content, &written);
         written
     }
@@ -262,6 +263,26 @@ mod tests {
             keeper.write(content("a")).await.expect("nothing to write");
             assert!(!path.exists());
         });
+    }
+
+    #[test]
+    fn what_fails_is_not_there_in_the_place_of_what_was_asked_for_before() {
+        for fails in [WriteFailure::AsBefore, WriteFailure::Replaced] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let path = folder.path().join("state");
+            let keeper = keeper(&path, 0, fails);
+            // The later one has its turn first.
+            let later = keeper.write_in_turn(2, Arc::new(content("o")));
+            assert!(later.is_err());
+            let before = keeper.write_in_turn(1, Arc::new(content("a")));
+            before.expect("room");
+            assert_eq!(shown(&path), "a");
+            let later = keeper.write_in_turn(3, Arc::new(content("b")));
+            later.expect("room");
+            let before = keeper.write_in_turn(2, Arc::new(content("o")));
+            before.expect("what is there says it, too");
+            assert_eq!(shown(&path), "b");
+        }
     }
 
     #[test]
