@@ -9,6 +9,7 @@ mod chardev;
 mod client;
 mod compact;
 mod create;
+mod dirty;
 mod drive_backup;
 mod estimates;
 mod filenames;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde_json::{Value, json};
 
 use crate::backup::{DISK, SERVER};
+use crate::dirty;
 use crate::place::Step::Ask;
 use crate::place::{Daemon, Place, Step, add, qcow2, same, with};
 
@@ -186,14 +187,7 @@ fn a_client_writes_on_while_nodes_are_opened_anew() {
 fn dirty(place: &Place, export: &str) -> Vec<(u64, u64)> {
     let uri = format!("nbd+unix:///{export}?socket=sock");
     let words = ["--map=qemu:dirty-bitmap:b", "--json", &uri];
-    let map = place.must("nbdinfo", &words);
-    let map: Value = serde_json::from_str(&map).expect("JSON");
-    let extents = map.as_array().expect("extents").iter();
-    let number = |extent: &Value, key: &str| extent[key].as_u64().expect("a number");
-    extents
-        .filter(|extent| extent["type"] == 1)
-        .map(|extent| (number(extent, "offset"), number(extent, "length")))
-        .collect()
+    dirty::extents(&place.must("nbdinfo", &words))
 }
 
 /// A backup that asks an export what has changed must hear of all of it, whatever was opened anew.

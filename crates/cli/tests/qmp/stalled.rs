@@ -372,19 +372,14 @@ fn ask_of_silent(
     assert!(ended.is_none_or(|it| it.success()), "{command}");
 }
 
-/// Whoever asks for a snapshot or another size of a disk waits as long as its server is silent, and nobody
-/// else does.
-#[test]
-fn other_commands_are_answered_while_a_disk_is_changed_whose_server_is_silent() {
-    let place = Place::new();
-    let target = Target::start(&place);
-    let theirs = "nbd+unix:///?socket=theirs";
-    place.img(&format!("create -q -f qcow2 {theirs} 1M"));
+/// A daemon with a new image on the server `theirs` as its node `to`, and a second monitor.
+fn with_an_image_there(place: &Place) -> Daemon {
+    place.img("create -q -f qcow2 nbd+unix:///?socket=theirs 1M");
     let server = place.path("theirs").display().to_string();
     let node = format!(
         "qcow2,node-name=to,file.driver=nbd,file.server.type=unix,file.server.path={server}"
     );
-    let mut daemon = place.ours(&[
+    place.ours(&[
         "--chardev",
         "socket,id=s,path=qmp,server=on,wait=off",
         "--monitor",
@@ -393,7 +388,16 @@ fn other_commands_are_answered_while_a_disk_is_changed_whose_server_is_silent() 
         &node,
         "--nbd-server",
         "addr.type=unix,addr.path=sock",
-    ]);
+    ])
+}
+
+/// Whoever asks for a snapshot or another size of a disk waits as long as its server is silent, and nobody
+/// else does.
+#[test]
+fn other_commands_are_answered_while_a_disk_is_changed_whose_server_is_silent() {
+    let place = Place::new();
+    let target = Target::start(&place);
+    let mut daemon = with_an_image_there(&place);
     let mut other = Monitor::connect(&place);
     let internal = |name: &str| json!({"device": "to", "name": name});
     let resize = json!({"node-name": "to", "size": 2 << 20});
@@ -434,21 +438,7 @@ fn other_commands_are_answered_while_a_disk_is_changed_whose_server_is_silent() 
 fn other_commands_are_answered_while_bitmaps_are_changed_of_a_silent_server() {
     let place = Place::new();
     let target = Target::start(&place);
-    place.img("create -q -f qcow2 nbd+unix:///?socket=theirs 1M");
-    let server = place.path("theirs").display().to_string();
-    let node = format!(
-        "qcow2,node-name=to,file.driver=nbd,file.server.type=unix,file.server.path={server}"
-    );
-    let mut daemon = place.ours(&[
-        "--chardev",
-        "socket,id=s,path=qmp,server=on,wait=off",
-        "--monitor",
-        "s",
-        "--blockdev",
-        &node,
-        "--nbd-server",
-        "addr.type=unix,addr.path=sock",
-    ]);
+    let mut daemon = with_an_image_there(&place);
     place.img("create -q -f raw copy 1M");
     let copy = json!({"driver": "file", "node-name": "copy", "filename": "copy"});
     daemon.must("blockdev-add", copy);

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::backup::{DISK, SERVER};
+use crate::dirty;
 use crate::place::Step::{Ask, Event, Io, Wait};
 use crate::place::{Place, Step, add, qcow2, same, with};
 
@@ -310,14 +311,7 @@ fn a_removal_that_fails_brings_those_before_it_back() {
 fn dirty(place: &Place, name: &str) -> Vec<(u64, u64)> {
     let map = format!("--map=qemu:dirty-bitmap:{name}");
     let uri = "nbd+unix:///bitmaps?socket=sock";
-    let map = place.must("nbdinfo", &[&map, "--json", uri]);
-    let map: Value = serde_json::from_str(&map).expect("JSON");
-    let extents = map.as_array().expect("extents").iter();
-    let number = |extent: &Value, key: &str| extent[key].as_u64().expect("a number");
-    extents
-        .filter(|extent| extent["type"] == 1)
-        .map(|extent| (number(extent, "offset"), number(extent, "length")))
-        .collect()
+    dirty::extents(&place.must("nbdinfo", &[&map, "--json", uri]))
 }
 
 #[test]

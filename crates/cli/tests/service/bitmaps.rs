@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::dirty;
 use crate::place::{Place, Service};
 use crate::state::{again, export, node, snapshot, start};
 
@@ -16,13 +17,7 @@ fn showing(node: &str, bitmap: &str) -> Value {
 fn dirty(place: &Place, bitmap: &str) -> Vec<(u64, u64)> {
     let map = format!("--map=qemu:dirty-bitmap:{bitmap}");
     let words = [&*map, "--json", "nbd+unix:///e?socket=nbd.sock"];
-    let map: Value = serde_json::from_str(&place.must("nbdinfo", &words)).expect("JSON");
-    let extents = map.as_array().expect("extents").iter();
-    let number = |extent: &Value, key: &str| extent[key].as_u64().expect("a number");
-    extents
-        .filter(|extent| extent["type"] == 1)
-        .map(|extent| (number(extent, "offset"), number(extent, "length")))
-        .collect()
+    dirty::extents(&place.must("nbdinfo", &words))
 }
 
 const ALL: [(u64, u64); 1] = [(0, 1 << 20)];

@@ -3,6 +3,8 @@
 
 mod bitmaps;
 mod config;
+#[path = "../qmp/dirty.rs"]
+mod dirty;
 #[path = "../../../export/tests/it/vhost_user_blk/guest.rs"]
 mod guest;
 mod led;
