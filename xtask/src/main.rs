@@ -1,12 +1,14 @@
 //! The chores of this repository: `cargo xtask TASK`. Each module is one task, but for `process`,
-//! `workspace`, `checksum`, `guest`, `monitor` and `random`, which tasks use.
+//! `workspace`, `checksum`, `fixed_length`, `guest`, `monitor` and `random`, which tasks use.
 
 mod api;
+mod apt_mirror;
 mod bench;
 mod checksum;
 mod deb;
 mod demo;
 mod differential;
+mod fixed_length;
 mod fuzz;
 mod golden;
 mod guest;
@@ -18,6 +20,7 @@ mod package;
 mod process;
 mod random;
 mod setup;
+mod space;
 mod test;
 mod tidy;
 mod torture;
@@ -43,6 +46,8 @@ usage: cargo xtask TASK [ARGUMENTS]
                              other formats, from and to, beside qemu-img
   bench beside [--quick] [--seconds N] [--rounds N] [--only WORD]... [--vellum PROGRAM]
                              a disk with one request at a time beside one with hundreds
+  bench full [--quick] [--rounds N] [--only WORD]... [--vellum PROGRAM] [--before PROGRAM]
+                             writes to an image in a place without room for more
   bench metrics [--seconds N] [--rounds N] [--only WORD]... [--vellum PROGRAM]
                              what a client keeps of its speed while metrics are scraped
   bench many [--disks N] [--only WORD]... [--vellum PROGRAM]
@@ -50,8 +55,10 @@ usage: cargo xtask TASK [ARGUMENTS]
   bench fair [--disks N] [--seconds N] [--rounds N] [--only WORD]... [--vellum PROGRAM]
                              many disks under load beside a job with a limit: how even they
                              fare, and whether the limit is kept
-  differential [--format FORMAT] [--seeds A..B] [--jobs N] [--vellum PROGRAM] [--keep-going]
-                             random scenarios against QEMU's programs
+  differential [--format FORMAT | --fixed-length [--loop] [--both-qemu]] [--seeds A..B] [--jobs N]
+                             [--vellum PROGRAM] [--keep-going] [--no-shrink]
+                             random scenarios against QEMU's programs; --fixed-length: images in
+                             places as long as `measure` says
   test                       every test; ends with 'N passed, N failed'
   api [--check]              list the public items of the libraries in docs/api; --check
                              fails if a list there is out of date
@@ -64,10 +71,14 @@ usage: cargo xtask TASK [ARGUMENTS]
                              QEMU's own tests with our programs in the place of QEMU's
   interleavings [--times N] [--seed S] [TEST]
                              what lanes share, with every thread's turns decided by a seed
-  torture --minutes N | --rounds N [--seed S] [--jobs N] [--vellum PROGRAM | --real]
+  torture --minutes N | --rounds N [--seed S] [--jobs N] [--fixed-length [--loop]]
+                             [--vellum PROGRAM | --real]
                              servers killed in the middle of everything; --real tortures QEMU's
   kills [--times N] [--moves N] [--seed S] [--queues N] [--raw] [--vellum PROGRAM]
                              a real guest on vhost-user-blk whose daemon is killed N times
+  space [--only WORD]... [--loop] [--mib N] [--vellum PROGRAM | --real]
+                             a real guest fills, trims and refills images with no more room than
+                             they need; --real: QEMU's daemon serves them
   golden                     make tests/golden anew with the real qemu-img
 ";
 
@@ -105,6 +116,7 @@ fn run_task(mut arguments: lexopt::Parser) -> Result<()> {
         "interleavings" => interleavings::run(arguments),
         "torture" => torture::run(arguments),
         "kills" => kills::run(arguments),
+        "space" => space::run(arguments),
         "golden" => golden::run(arguments),
         other => bail!("no task is named '{other}'\n{USAGE}"),
     }

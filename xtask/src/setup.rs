@@ -6,13 +6,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::process;
+use crate::{apt_mirror, process};
 
 /// The oldest QEMU whose output the tests know.
 const QEMU_MAJOR_MIN: u32 = 10;
 const BACKPORTS_SUITE: &str = "bookworm-backports";
 const BACKPORTS_FILE: &str = "/etc/apt/sources.list.d/vellum-backports.list";
-const BACKPORTS_LINE: &str = "deb http://deb.debian.org/debian bookworm-backports main\n";
 
 /// One thing that has to be there.
 struct Need {
@@ -147,7 +146,7 @@ fn ensure_packages() -> Result<()> {
         missing.into_iter().partition(|need| need.is_qemu());
     let backports = !from_backports.is_empty() && debian_codename() == "bookworm";
     if backports && !backports_are_listed() {
-        apt.write_file(BACKPORTS_FILE, BACKPORTS_LINE)?;
+        apt.write_file(BACKPORTS_FILE, &backports_line(&apt_mirror::find()?))?;
     }
     apt.run(&["update"])?;
     apt.install(&plain, None)?;
@@ -248,6 +247,10 @@ fn backports_are_listed() -> bool {
         .any(|text| names_backports(&text))
 }
 
+fn backports_line(mirror: &str) -> String {
+    format!("deb {mirror} {BACKPORTS_SUITE} main\n")
+}
+
 fn names_backports(sources: &str) -> bool {
     sources
         .lines()
@@ -329,7 +332,7 @@ mod tests {
 
     #[test]
     fn only_a_live_source_counts() {
-        assert!(names_backports(BACKPORTS_LINE));
+        assert!(names_backports(&backports_line("http://x/debian")));
         assert!(names_backports(
             "Types: deb\nSuites: bookworm bookworm-backports\n"
         ));

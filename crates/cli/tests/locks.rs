@@ -426,7 +426,7 @@ fn a_living_holder_is_not_waited_for() {
         |_| {},
     );
     assert!(
-        !worked && text.contains("lock") && !text.contains("waiting"),
+        !worked && text.contains("is the same file") && !text.contains("waiting"),
         "{text}"
     );
     assert!(

@@ -325,5 +325,52 @@ fn files_are_what_their_names_say() {
     let members = [("m.ovf", descriptor(&["d"])), ("d", flat.to_vec())];
     write(&folder, "flat.ova", &archive(&members));
     let error = refused(&folder, "convert flat.ova -O raw out3");
-    assert!(error.contains("cannot name 'secret' beside it"), "{error}");
+    assert!(error.contains("names 'secret'"), "{error}");
+}
+
+/// Whatever form a name has that stands in an image in a package, it opens nothing.
+#[test]
+fn an_image_in_a_package_opens_no_other_file() {
+    let folder = folder();
+    write(&folder, "secret", &[5; 65536]);
+    let secret = folder.path().join("secret").display().to_string();
+    let json = format!(r#"json:{{"driver":"file","filename":"{secret}"}}"#);
+    let names = [secret.clone(), format!("file:{secret}"), json];
+    for (number, name) in names.iter().enumerate() {
+        let words = [
+            "create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", name, "over", "64k",
+        ];
+        theirs(folder.path(), "qemu-img", &words);
+        let members = [
+            ("m.ovf", descriptor(&["over"])),
+            ("over", read(&folder, "over")),
+        ];
+        write(&folder, "over.ova", &archive(&members));
+        for words in [
+            "convert over.ova -O raw out",
+            "info --backing-chain over.ova#over",
+        ] {
+            let error = refused(&folder, words);
+            assert!(
+                error.contains("opens no other file"),
+                "{number} {words}: {error}"
+            );
+        }
+        let audit = vellum(
+            &folder,
+            &["audit", "--allow-backing", "--allow-protocols", "over.ova"],
+        );
+        assert_eq!(audit.status.code(), Some(2), "{audit:?}");
+    }
+    let flat = format!(
+        "# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType=\"monolithicFlat\"\n\
+         RW 128 FLAT \"{secret}\" 0\n"
+    );
+    let members = [("m.ovf", descriptor(&["d"])), ("d", flat.into_bytes())];
+    write(&folder, "flat.ova", &archive(&members));
+    for words in ["convert flat.ova -O raw out", "check flat.ova#d"] {
+        let error = refused(&folder, words);
+        assert!(error.contains("opens no other file"), "{words}: {error}");
+    }
+    assert!(!folder.path().join("out").exists());
 }

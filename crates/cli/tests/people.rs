@@ -249,6 +249,34 @@ fn a_base_that_lies_beside_its_overlay_is_found() {
     assert!(output.status.success(), "{output:?}");
 }
 
+/// Other images may stand on the backing file, and nothing that is asked for names it.
+#[test]
+fn a_commit_writes_only_into_what_is_named() {
+    let folder = folder(&[
+        "create -q -f qcow2 golden 1M",
+        "create -q -f qcow2 -b golden -F qcow2 web 1M",
+        "create -q -f qcow2 -b golden -F qcow2 other 1M",
+    ]);
+    let written = ["io", "-c", "write -q -P 7 0 64k", "web"];
+    assert!(vellum(folder.path(), &written).status.success());
+    let golden = || std::fs::read(folder.path().join("golden")).expect("the image");
+    let before = golden();
+    let refused = vellum(folder.path(), &["commit", "web"]);
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    let why = text(&refused.stderr);
+    assert!(why.contains("--base") && why.contains("golden"), "{why}");
+    assert!(golden() == before, "the golden image is another one");
+    let done = vellum(folder.path(), &["commit", "-q", "--base", "golden", "web"]);
+    assert!(done.status.success(), "{done:?}");
+    let read = ["io", "-r", "-c", "read -q -P 7 0 64k", "golden"];
+    let read = vellum(folder.path(), &read);
+    assert!(read.status.success(), "{read:?}");
+    // The image is empty, as without a base under QEMU's name.
+    let map = vellum(folder.path(), &["map", "--output=json", "web"]);
+    let map: Value = serde_json::from_slice(&map.stdout).expect("JSON");
+    assert_eq!(map[0]["depth"], 1, "{map}");
+}
+
 #[test]
 fn qemus_name_shows_nothing_of_a_broken_chain() {
     let folder = folder(CHAIN);
@@ -388,4 +416,61 @@ fn other_shells_take_their_scripts() {
     if let Ok(output) = fish.output() {
         assert_eq!(text(&output.stdout), "before\tsnapshot 1\n", "{output:?}");
     }
+}
+
+/// A download that broke off: nobody takes zeroes for the disk without being told.
+#[test]
+fn a_file_that_was_cut_short_is_told() {
+    let folder = folder(&["create -q -f qcow2 base.qcow2 8M"]);
+    let write = |what: &str| {
+        let words = ["io", "-f", "qcow2", "-c", what, "base.qcow2"];
+        let written = vellum(folder.path(), &words);
+        assert!(written.status.success(), "{written:?}");
+    };
+    write("write -q 0 8M");
+    let at = |name: &str| folder.path().join(name);
+    let mut bytes = std::fs::read(at("base.qcow2")).expect("an image");
+    bytes.truncate(1 << 20);
+    std::fs::write(at("base.qcow2"), &bytes).expect("room");
+    let run = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        vellum(folder.path(), &words)
+    };
+    let overlay = "create -q -f qcow2 -b base.qcow2 -F qcow2 top.qcow2";
+    assert!(run(overlay).status.success());
+    let words = "the file is cut short: 7667712 of 8454144 referenced bytes are missing";
+    for source in ["base.qcow2", "top.qcow2"] {
+        let refused = run(&format!("convert -O raw {source} out.raw"));
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(text(&refused.stderr).contains(words), "{refused:?}");
+        assert!(!at("out.raw").exists());
+    }
+    let told = run("check base.qcow2");
+    assert_eq!(told.status.code(), Some(2));
+    assert!(text(&told.stderr).contains(words), "{told:?}");
+    for command in ["inspect", "audit"] {
+        let told = text(&run(&format!("{command} base.qcow2")).stdout);
+        // Lines are broken where the screen ends.
+        let told: Vec<&str> = told.split_whitespace().collect();
+        assert!(told.join(" ").contains(words), "{told:?}");
+    }
+    let accepted = run("convert --accept-missing -O raw base.qcow2 out.raw");
+    assert!(accepted.status.success(), "{accepted:?}");
+    let qemu = folder.path().join("qemu-img");
+    std::os::unix::fs::symlink(VELLUM, &qemu).expect("a link");
+    let same = run_as(&qemu, folder.path(), "convert -O raw base.qcow2 qemu.raw");
+    assert!(same.status.success(), "{same:?}");
+    // One write makes the file as long as it was.
+    write("write -q 8128k 64k");
+    let told = run("check base.qcow2");
+    assert_eq!(told.status.code(), Some(2), "{told:?}");
+    let refused = run("convert -O raw base.qcow2 again.raw");
+    assert_eq!(refused.status.code(), Some(1));
+    let words = "was cut short before it grew again";
+    assert!(text(&refused.stderr).contains(words), "{refused:?}");
+}
+
+fn run_as(program: &Path, folder: &Path, line: &str) -> Output {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    run(program, folder, &words)
 }

@@ -4,8 +4,9 @@
 #[path = "../../export/tests/it/vhost_user_blk/guest.rs"]
 mod guest;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -223,6 +224,36 @@ fn what_others_have_made_durable_outlives_a_kill_beside_a_guest() {
         drop(guest);
         server.end();
     }
+}
+
+/// Clients that do nothing take no descriptors that a guest needs, however many there are.
+#[test]
+fn idle_clients_do_not_keep_a_guest_out() {
+    let place = Place::new();
+    let words = "serve --shared=0 --nbd n.sock --vhost-user v.sock --queues 2 image";
+    let limited = format!("ulimit -n 256; exec {VELLUM} {words}");
+    let child = place
+        .command("sh", &["-c", &limited])
+        .stdout(Stdio::null())
+        .spawn();
+    let server = Server(child.expect("it runs"));
+    wait_for(|| place.path("v.sock").exists() && place.path("n.sock").exists());
+    // Each asks for the export without a name, and for nothing more.
+    let asked = [&[0, 0, 0, 3][..], b"IHAVEOPT", &[0, 0, 0, 1, 0, 0, 0, 0]].concat();
+    let connect = |_| {
+        let client = UnixStream::connect(place.path("n.sock")).expect("a socket that listens");
+        (&client).write_all(&asked).expect("a client that waits");
+        client
+    };
+    let clients: Vec<UnixStream> = (0..250).map(connect).collect();
+    let descriptors = format!("/proc/{}/fd", server.0.id());
+    wait_for(|| std::fs::read_dir(&descriptors).expect("a process").count() >= 190);
+    let mut guest = Guest::boot(&place.path("v.sock"), 2, 0);
+    for queue in &mut guest.queues {
+        assert_eq!(queue.write_disk(0, &[5; 4096]), 0);
+    }
+    drop((guest, clients));
+    server.end();
 }
 
 /// What is printed for QEMU is what QEMU takes: its storage daemon reads the same options.

@@ -5,9 +5,11 @@ use vellum::qcow2::read_header;
 use vellum::{Error, Result, Storage};
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::io::Read;
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use vellum_format::checksums::{PAGE_BYTES, Superblock};
 use vellum_storage::file::{FileOptions, FileStorage, Locks};
 
 use crate::flags::OpenFlags;
@@ -16,6 +18,8 @@ use crate::write_log::{OpenedFile, Place, open_or_make};
 
 /// What the name of an image is made longer by for that of the file with its checksums.
 const SUFFIX: &str = ".vsums";
+/// So many files with checksums may lie beside files of one name.
+const MOST_BESIDE: u32 = 9;
 
 /// What the user says of checksums.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,7 +59,10 @@ impl Wanted {
             Wanted::Keep(_) if !flags.writable && !has_some => return Ok((None, None)),
             Wanted::Keep(place) => place,
         };
-        let path = place.path(image, "checksums", SUFFIX)?;
+        let path = match place {
+            Place::Beside => free_beside(image).await?,
+            Place::Path(_) => place.path(image, "checksums", SUFFIX)?,
+        };
         let opened = open_or_make(image, &path, flags).await;
         let (storage, name, opened) = opened.map_err(|error: Error| {
             error.context("open", format!("Could not open the checksums '{path}'"))
@@ -65,33 +72,75 @@ impl Wanted {
     }
 }
 
-/// The checksums beside a local file that is an image, if they are its own: who makes another image
-/// of that name does not need them any more, and that one could not have any there.
+/// The names that checksums beside a file may have. The second and later ones are for an image whose first name is
+/// taken: by the checksums of an image that it has replaced (QEMU's `create` and `convert` leave them), or of one that
+/// was renamed and still needs them.
+fn names_beside(first: &str) -> impl Iterator<Item = String> {
+    let image = first.strip_suffix(SUFFIX).unwrap_or(first);
+    let others = (2..=MOST_BESIDE).map(move |number| format!("{image}.{number}{SUFFIX}"));
+    std::iter::once(first.to_owned()).chain(others)
+}
+
+/// Where the checksums of an image that has none are to lie beside it: the first name under which those of another
+/// image do not lie.
+async fn free_beside(image: &Arc<dyn Storage>) -> Result<String> {
+    let first = Place::Beside.path(image, "checksums", SUFFIX)?;
+    for path in names_beside(&first) {
+        if !holds_checksums(&path) || are_own(image, &path).await {
+            return Ok(path);
+        }
+    }
+    // It is refused, with the reason.
+    Ok(first)
+}
+
+/// Whether a file holds the checksums of some image.
+fn holds_checksums(path: &str) -> bool {
+    let mut page = Vec::new();
+    let read = fs::File::open(path).and_then(|file| file.take(PAGE_BYTES).read_to_end(&mut page));
+    // Of a version that is not known: somebody's all the same.
+    read.is_ok() && !matches!(Superblock::decode(&page), Ok(None))
+}
+
+/// Whether a file holds the checksums of an image.
+async fn are_own(image: &Arc<dyn Storage>, path: &str) -> bool {
+    let (Ok(header), Ok(sums)) = (read_header(image).await, open_to_look(path)) else {
+        return false;
+    };
+    are_checksums_of(&sums, &header).await.unwrap_or(false)
+}
+
+/// Opens a file without locks, to look at it.
+fn open_to_look(path: &str) -> Result<Arc<dyn Storage>> {
+    let options = FileOptions::default()
+        .read_only(true)
+        .locks(Locks::Unlocked);
+    Ok(FileStorage::open(path, &options)?)
+}
+
+/// The checksums beside a local file that is an image, if they are its own: an image that is made under that name
+/// does not need them any more, and could not have any there.
 pub(crate) async fn own_beside(path: &str) -> Option<PathBuf> {
-    let sums = PathBuf::from(format!(
-        "{}{SUFFIX}",
-        fs::canonicalize(path).ok()?.to_str()?
-    ));
-    // By no link: what that leads to may be anywhere.
-    let is_file = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
-    if !is_file(&sums) || !fs::metadata(path).is_ok_and(|found| found.is_file()) {
+    if !fs::metadata(path).is_ok_and(|found| found.is_file()) {
         return None;
     }
-    let open = |path: &str| -> Option<Arc<dyn Storage>> {
-        // Only looked at: who removes them has locked the image by then.
-        let options = FileOptions::default()
-            .read_only(true)
-            .locks(Locks::Unlocked);
-        Some(FileStorage::open(path, &options).ok()?)
-    };
-    let header = read_header(&open(path)?).await.ok()?;
-    let opened = open(sums.to_str()?)?;
-    let are_own = are_checksums_of(&opened, &header).await;
-    are_own.is_ok_and(|are_own| are_own).then_some(sums)
+    // The caller has locked the image by the time that it removes them.
+    let image = open_to_look(path).ok()?;
+    let first = format!("{}{SUFFIX}", fs::canonicalize(path).ok()?.to_str()?);
+    for sums in names_beside(&first) {
+        // By no link: what that leads to may be anywhere.
+        let is_file = fs::symlink_metadata(&sums).is_ok_and(|found| found.is_file());
+        if is_file && are_own(&image, &sums).await {
+            return Some(sums.into());
+        }
+    }
+    None
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]

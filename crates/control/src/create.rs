@@ -2,12 +2,13 @@
 
 mod foreign_image;
 mod other_files;
+mod qcow2;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use vellum::Preallocation;
-use vellum::qcow2::create::{self, CreateOptions};
+use vellum::qcow2::create::CreateOptions;
 use vellum::{Buffer, Buffers, Error, ErrorKind, Result, Storage};
 use vellum_format::header::CompressionType;
 use vellum_storage::WriteFlags;
@@ -29,6 +30,7 @@ use crate::{
 };
 
 pub use other_files::other_files;
+pub use qcow2::ShortStorage;
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -216,18 +218,31 @@ async fn check_backing(
 /// # Errors
 /// What making or opening the file, and making the image in it, report.
 pub async fn make(name: &str, format: &str, settings: &CreateSettings) -> Result<()> {
+    make_on(name, format, settings).await.map(drop)
+}
+
+/// As [`make`]; reports a storage of fixed length that cannot hold all of a qcow2 image's disk.
+///
+/// # Errors
+/// As [`make`].
+pub async fn make_on(
+    name: &str,
+    format: &str,
+    settings: &CreateSettings,
+) -> Result<Option<ShortStorage>> {
     match format {
         "host_device" if std::fs::metadata(name).is_ok_and(|file| file.is_file()) => {
             Err(invalid(format!(
                 "'host_device' driver requires '{name}' to be either a character or block device"
             )))
         }
-        "qcow2" => make_qcow2(name, settings).await,
-        "luks" => make_luks(name, settings).await,
+        "qcow2" => qcow2::make(name, settings).await,
+        "luks" => make_luks(name, settings).await.map(|()| None),
         _ => match foreign::find(format).and_then(|format| format.create.as_ref()) {
             Some(creation) => foreign_image::make(name, creation, settings).await,
             None => make_raw(name, settings).await,
-        },
+        }
+        .map(|()| None),
     }
 }
 
@@ -356,16 +371,22 @@ async fn open_protocol(name: &str) -> Result<Arc<dyn Storage>> {
     Ok(file.storage)
 }
 
+/// Zeroes the first sector of a device or an export, whose length stays, so that its old content is not
+/// probed as an image format.
+async fn clear_first_sector(storage: &dyn Storage, len_bytes: u64) -> Result<()> {
+    let first = SECTOR_BYTES.min(len_bytes);
+    let zeroes = Buffers::from_iter([Buffer::zeroed(first as usize)]);
+    storage.write(0, zeroes, WriteFlags::default()).await?;
+    Ok(())
+}
+
 /// Gives the first sector of an export zeroes and checks that the image fits.
 async fn claim_export(export: &Arc<dyn Storage>, size_bytes: u64) -> Result<()> {
     let len_bytes = export.len_bytes()?;
     if size_bytes > len_bytes {
         return Err(invalid("Cannot grow NBD nodes"));
     }
-    let first = SECTOR_BYTES.min(len_bytes);
-    let zeroes = Buffers::from_iter([Buffer::zeroed(first as usize)]);
-    export.write(0, zeroes, WriteFlags::default()).await?;
-    Ok(())
+    clear_first_sector(&**export, len_bytes).await
 }
 
 /// Opens a file to make an image in it: others are kept away, and it is emptied.
@@ -418,7 +439,7 @@ pub(crate) async fn fill_raw(
     if file.is_device() {
         return match file.len_bytes()? {
             len if len < size_bytes => Err(invalid("The device is too small for the image")),
-            _ => Ok(()),
+            len => clear_first_sector(&**file, len).await,
         };
     }
     let reserve = |error: Error| {
@@ -486,51 +507,6 @@ async fn make_luks(name: &str, settings: &CreateSettings) -> Result<()> {
     };
     let made = made.await;
     target.end(name, made).await
-}
-
-async fn make_qcow2(name: &str, settings: &CreateSettings) -> Result<()> {
-    let options = qcow2_options(settings)?;
-    let whole_bytes = options.size_bytes.checked_next_multiple_of(SECTOR_BYTES);
-    if whole_bytes.is_none_or(|bytes| i64::try_from(bytes).is_err()) {
-        return Err(invalid(
-            "Could not resize image: Image size cannot be negative",
-        ));
-    }
-    options.validate()?;
-    let target = Target::open(name, settings).await?;
-    let fill = async |target: &Target| fill_qcow2(target, &options).await;
-    target.fill(name, fill).await
-}
-
-async fn fill_qcow2(target: &Target, options: &CreateOptions) -> Result<()> {
-    let Some(name) = &options.data_file else {
-        return create::create(target.storage(), None, options).await;
-    };
-    let path = filename::local_path(name)?;
-    let is_new = std::fs::symlink_metadata(&path).is_err();
-    let data = create_file(&path).await?;
-    let made = fill_with_data(target, &data, options).await;
-    match is_new {
-        true => remove_after_failure(&path, made),
-        // Somebody has put it there.
-        false => made,
-    }
-}
-
-async fn fill_with_data(
-    target: &Target,
-    data: &Arc<FileStorage>,
-    options: &CreateOptions,
-) -> Result<()> {
-    create::create(target.storage(), Some(data.clone()), options).await?;
-    let reserved = matches!(
-        options.preallocation,
-        Preallocation::Falloc | Preallocation::Full
-    );
-    match reserved || data.is_device() {
-        true => Ok(()),
-        false => allocate_first_block(data, options.size_bytes).await,
-    }
 }
 
 pub(crate) fn preallocation(settings: &CreateSettings) -> Result<Preallocation> {

@@ -46,6 +46,11 @@ impl UnlockedFile {
         Ok(file)
     }
 
+    /// Whether it was opened for writing.
+    pub fn is_writable(&self) -> bool {
+        self.common.writable
+    }
+
     /// Uses more of the file, and shares less of it, than its user needs.
     pub fn add_permissions(&mut self, used: PermissionSet, refused: PermissionSet) {
         self.extra.used = self.extra.used.with(used);
@@ -155,9 +160,17 @@ pub fn open_unlocked(
         // Which locks, the use decides: see `Unlocked::lock`.
         .locks(Locks::Unlocked);
     let old = kept.iter().find(|old| old.name() == filename).cloned();
-    let file = match &old {
-        Some(old) => old.open_anew(&settings),
-        None => FileStorage::open(&filename, &settings),
+    let open = |settings: &FileOptions| match &old {
+        Some(old) => old.open_anew(settings),
+        None => FileStorage::open(&filename, settings),
+    };
+    let mut common = common;
+    let file = match open(&settings) {
+        Err(error) if common.writable && common.auto_read_only && is_not_writable(&error) => {
+            common.writable = false;
+            open(&settings.read_only(true))
+        }
+        opened => opened,
     };
     let file = file.map_err(|error| as_driver(error, &name))?;
     Ok(UnlockedFile {
@@ -167,6 +180,11 @@ pub fn open_unlocked(
         extra: Permissions::NONE,
         old,
     })
+}
+
+/// Whether a file may still be read.
+fn is_not_writable(error: &Error) -> bool {
+    matches!(error.errno(), libc::EACCES | libc::EPERM | libc::EROFS)
 }
 
 /// The storage knows two kinds of files; the user may have named a third driver.
@@ -199,6 +217,8 @@ pub struct CommonOptions {
     pub discard: bool,
     /// Take no conflicting locks.
     pub force_share: bool,
+    /// Open a file read-only if it cannot be opened for writing.
+    pub auto_read_only: bool,
 }
 
 /// Where they are.
@@ -227,7 +247,6 @@ impl CommonOptions {
         let read_only = options
             .get_bool("read-only")?
             .unwrap_or(!inherited.writable);
-        options.get_bool("auto-read-only")?;
         let discard = match options.get("discard") {
             None => inherited.discard,
             Some(Scalar::Text(text)) => match text.as_str() {
@@ -247,6 +266,9 @@ impl CommonOptions {
                 .get_bool("cache.no-flush")?
                 .unwrap_or(inherited.cache.no_flush),
             discard,
+            auto_read_only: options
+                .get_bool("auto-read-only")?
+                .unwrap_or(inherited.auto_read_only),
             force_share: options
                 .get_bool("force-share")?
                 .unwrap_or(inherited.force_share),
@@ -270,6 +292,7 @@ impl CommonOptions {
         flags.cache.no_flush = self.no_flush;
         flags.discard = self.discard;
         flags.force_share = self.force_share;
+        flags.auto_read_only = self.auto_read_only;
         flags
     }
 }

@@ -166,8 +166,9 @@ fn is_known_protocol(name: &str) -> bool {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for a relative name in an image that has no directory,
-/// [`ErrorKind::Denied`] in one that lies in a package.
+/// [`ErrorKind::Denied`] for any name in one that lies in a package.
 pub fn resolve(image: &str, name: &str) -> Result<String> {
+    ova::refuse_named(image, name)?;
     if protocol(name).is_some() || name.starts_with('/') {
         return Ok(name.to_owned());
     }
@@ -178,7 +179,6 @@ pub fn resolve(image: &str, name: &str) -> Result<String> {
             format!("Cannot use relative backing file names for '{image}'"),
         ));
     }
-    ova::refuse_relative(image, name)?;
     Ok(join(image, name))
 }
 
@@ -192,12 +192,19 @@ fn join(image: &str, name: &str) -> String {
     format!("{}{name}", &image[..directory])
 }
 
-/// A text in which no URL has a password any more: `://NAME:***@`.
+/// A text in which no URL has a password any more, `://NAME:***@`, and no URL of a web server the values of its query,
+/// `?NAME=***`: a signed URL lets its holder read the file.
 pub fn without_passwords(text: &str) -> Cow<'_, str> {
     let mut shown = Cow::Borrowed(text);
     let mut from = 0;
     while let Some(at) = shown[from..].find("://") {
         let start = from + at + 3;
+        let is_web = ["http", "https"]
+            .iter()
+            .any(|scheme| shown[..from + at].ends_with(scheme));
+        if is_web {
+            redact_query(&mut shown, start);
+        }
         let ends = |c: char| "/?# \"'<>".contains(c) || c.is_whitespace();
         let end = shown[start..]
             .find(ends)
@@ -212,6 +219,29 @@ pub fn without_passwords(text: &str) -> Cow<'_, str> {
         }
     }
     shown
+}
+
+/// Takes the values out of the query of the URL that goes on at `start`.
+fn redact_query(shown: &mut Cow<'_, str>, start: usize) {
+    let url_ends = |c: char| "\"'<>\\".contains(c) || c.is_whitespace();
+    let end = shown[start..]
+        .find(url_ends)
+        .map_or(shown.len(), |len| start + len);
+    let Some(query) = shown[start..end].find('?').map(|at| start + at + 1) else {
+        return;
+    };
+    let end = shown[query..end].find('#').map_or(end, |len| query + len);
+    let redacted = shown[query..end]
+        .split('&')
+        .map(|part| match part.split_once('=') {
+            Some((name, _)) => format!("{name}=***"),
+            None if part.is_empty() => String::new(),
+            None => "***".to_owned(),
+        });
+    let redacted = redacted.collect::<Vec<_>>().join("&");
+    if redacted != shown[query..end] {
+        shown.to_mut().replace_range(query..end, &redacted);
+    }
 }
 
 #[cfg(test)]
@@ -314,6 +344,16 @@ mod tests {
                 "x '{\"url\": \"a://m:***@b/\"}' a://n:***@c",
             ),
             ("a://b:80/c, d:e@f", "a://b:80/c, d:e@f"),
+            (
+                "Could not open 'https://me:s@h/x?X-Amz-Date=1&X-Amz-Signature=ab%2Fc#f': no",
+                "Could not open 'https://me:***@h/x?X-Amz-Date=***&X-Amz-Signature=***#f': no",
+            ),
+            (
+                "{\"url\": \"http://h/x?sv=1&sig=a/b:c@d\"} https://h/y?opaque z",
+                "{\"url\": \"http://h/x?sv=***&sig=***\"} https://h/y?*** z",
+            ),
+            ("http://h/x? http://h/y", "http://h/x? http://h/y"),
+            ("nbd+unix:///?socket=/s", "nbd+unix:///?socket=/s"),
             ("nothing", "nothing"),
         ] {
             assert_eq!(without_passwords(text), shown);

@@ -77,6 +77,8 @@ pub struct OpenFlags {
     pub detect_zeroes: DetectZeroes,
     /// Take no lock that another process could conflict with (`-U`).
     pub force_share: bool,
+    /// A file that cannot be written is opened read-only (`auto-read-only=on`).
+    pub auto_read_only: bool,
     /// Somebody else may write to the image: nothing is written here, and no lock is taken that
     /// would keep him away. Of nodes that can be changed while they are used.
     pub inactive: bool,
@@ -122,6 +124,7 @@ impl Default for OpenFlags {
             discard: false,
             detect_zeroes: DetectZeroes::Off,
             force_share: false,
+            auto_read_only: false,
             inactive: false,
             no_share: false,
             resize: false,

@@ -10,6 +10,7 @@ use crate::file_node::FileUse;
 use crate::filename;
 use crate::graph::{self, OpenContext, Role};
 use crate::open;
+use crate::ova::{self, MemberStorage};
 use crate::write_log;
 use crate::{ImageSpec, OpenFlags};
 
@@ -23,13 +24,26 @@ pub enum FilePolicy {
     Within(PathBuf),
     /// None.
     Nothing,
+    /// None: the image lies in a package of a virtual machine.
+    Package,
 }
 
 impl FilePolicy {
+    /// Returns the policy for the names in an image that lies in `file`: a user who names a package does not vouch for
+    /// the names in it.
+    pub(crate) fn of_image(&self, file: &dyn Storage) -> FilePolicy {
+        match MemberStorage::of(file) {
+            Some(_) => FilePolicy::Package,
+            None => self.clone(),
+        }
+    }
+
     pub(crate) fn admit(&self, image: &str, name: &str) -> Result<()> {
+        ova::refuse_named(image, name)?;
         let allowed = match self {
             FilePolicy::Any => true,
             FilePolicy::Nothing => false,
+            FilePolicy::Package => return Err(ova::named_in_package(image, name)),
             FilePolicy::Within(directory) => lies_within(name, directory),
         };
         if allowed {

@@ -64,10 +64,18 @@ pub(crate) struct OpenedNode {
     pub(crate) driver: &'static str,
     pub(crate) kind: NodeKind,
     /// The device that a filter stands on, which knows where bytes lie.
-    pub(crate) filtered: Option<Arc<dyn BlockDevice>>,
+    pub(crate) filtered: Option<Filtered>,
     /// Files below it that nothing protects from others yet.
     pub(crate) files: Vec<UnlockedFile>,
     pub(crate) writable: bool,
+}
+
+/// What a filter stands on.
+#[derive(Debug, Clone)]
+pub(crate) struct Filtered {
+    pub(crate) device: Arc<dyn BlockDevice>,
+    /// A filter in between may fail requests for the block status.
+    may_refuse_status: bool,
 }
 
 pub(crate) fn invalid(message: impl Into<String>) -> Error {
@@ -99,9 +107,16 @@ impl OpenedNode {
 
     /// A filter over this node.
     pub(crate) fn filter(self, driver: &'static str, storage: Arc<dyn Storage>) -> OpenedNode {
+        let is_debugger = driver == "blkdebug";
         let filtered = match &self.kind {
-            NodeKind::Device(device) => Some(device.clone()),
-            NodeKind::Storage(_) => self.filtered.clone(),
+            NodeKind::Device(device) => Some(Filtered {
+                device: device.clone(),
+                may_refuse_status: is_debugger,
+            }),
+            NodeKind::Storage(_) => self.filtered.clone().map(|below| Filtered {
+                may_refuse_status: below.may_refuse_status || is_debugger,
+                ..below
+            }),
         };
         OpenedNode {
             driver,
@@ -171,7 +186,8 @@ impl OpenedNode {
                 let options = RawOptions::default().read_only(!self.writable);
                 let raw = Raw::open_as(self.driver, storage, options)?;
                 Ok(match self.filtered {
-                    Some(device) => Filter::new(raw, device),
+                    Some(below) if below.may_refuse_status => Filter::new(raw, below.device),
+                    Some(below) => Filter::passing_status(raw, below.device),
                     None => raw,
                 })
             }
@@ -209,6 +225,8 @@ pub(crate) async fn open(
              unmap",
         ));
     }
+    let claimed = node_name.as_deref().map(|name| place.claim_name(name));
+    let _claimed = claimed.transpose()?;
     let below = OpenContext {
         flags: common.child_flags(&around.flags),
         policy: around.policy.clone(),

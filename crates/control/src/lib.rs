@@ -57,6 +57,7 @@ pub mod overlay;
 pub mod probe;
 pub mod probed_raw;
 mod qcow2_node;
+pub mod qemu_repair;
 pub mod qmp;
 mod rbd_name;
 pub mod reopen;

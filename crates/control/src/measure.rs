@@ -112,15 +112,17 @@ pub async fn measure(
         }
         Some(Encryption::LegacyAes(_)) | None => 0,
     };
-    let metadata_bytes = metadata_bytes(&options, virtual_bytes) + encryption_bytes;
-    let full_bytes = virtual_bytes + metadata_bytes;
+    let uncounted_bytes = virtual_bytes + tables_bytes(&options, virtual_bytes) + encryption_bytes;
+    let full_bytes = uncounted_bytes + refcount_bytes(&options, uncounted_bytes);
     Ok(Measure {
         // Metadata is counted as for the full image: a little too much.
         required_bytes: full_bytes - virtual_bytes + used_bytes.min(virtual_bytes),
         full_bytes,
         bitmaps_bytes: match source {
             MeasureSource::Device(device) if options.version >= 3 => {
-                bitmaps_bytes(device, cluster).await?
+                let bitmaps_bytes = bitmaps_bytes(device, cluster).await?;
+                bitmaps_bytes
+                    .map(|bytes| counted_bytes(&options, full_bytes, uncounted_bytes + bytes))
             }
             _ => None,
         },
@@ -144,20 +146,22 @@ async fn allocated_bytes(device: &Arc<dyn BlockDevice>, cluster: u64) -> Result<
     Ok(used_bytes)
 }
 
-/// Bytes of all metadata of a full image.
-fn metadata_bytes(options: &CreateOptions, virtual_bytes: u64) -> u64 {
+/// Bytes of the header, the L1 table and the L2 tables of a full image.
+fn tables_bytes(options: &CreateOptions, virtual_bytes: u64) -> u64 {
     let cluster = options.cluster_size_bytes;
     let l2_entry_bytes = if options.extended_l2 { 16 } else { 8 };
     let l2_entries = (virtual_bytes / cluster).next_multiple_of(cluster / l2_entry_bytes);
     let l2_bytes = l2_entries * l2_entry_bytes;
     let l1_entries = (l2_bytes / cluster).next_multiple_of(cluster / TABLE_ENTRY_BYTES);
-    let tables_bytes = cluster + l2_bytes + l1_entries * TABLE_ENTRY_BYTES;
-    tables_bytes + refcount_bytes(options, (tables_bytes + virtual_bytes) / cluster)
+    cluster + l2_bytes + l1_entries * TABLE_ENTRY_BYTES
 }
 
-/// Bytes of the refcount table and blocks that count `clusters` and themselves.
-fn refcount_bytes(options: &CreateOptions, clusters: u64) -> u64 {
+/// Bytes of the refcount table and blocks that count `uncounted_bytes` and themselves. QEMU leaves
+/// the LUKS header and bitmaps out of these bytes, and images with small clusters then have no room for their
+/// refcounts.
+fn refcount_bytes(options: &CreateOptions, uncounted_bytes: u64) -> u64 {
     let cluster = options.cluster_size_bytes;
+    let clusters = uncounted_bytes / cluster;
     let counts_per_block = cluster * 8 / options.refcount_bits;
     let (mut table, mut blocks) = (0, 0);
     loop {
@@ -168,6 +172,11 @@ fn refcount_bytes(options: &CreateOptions, clusters: u64) -> u64 {
             return (blocks + table) * cluster;
         }
     }
+}
+
+/// By how much an image of `full_bytes` grows with what makes `uncounted_bytes` of it without its refcounts.
+fn counted_bytes(options: &CreateOptions, full_bytes: u64, uncounted_bytes: u64) -> u64 {
+    uncounted_bytes + refcount_bytes(options, uncounted_bytes) - full_bytes
 }
 
 /// Bytes for copies of a qcow2 image's bitmaps.
@@ -222,7 +231,66 @@ mod tests {
     fn refcounts_count_themselves() {
         let options = CreateOptions::default();
         // A gibibyte: one table and one block.
-        assert_eq!(refcount_bytes(&options, 16384), 2 * 65536);
-        assert_eq!(metadata_bytes(&options, 1 << 30), 393_216);
+        assert_eq!(refcount_bytes(&options, 1 << 30), 2 * 65536);
+        assert_eq!(tables_bytes(&options, 1 << 30), 262_144);
+    }
+
+    /// A block counts 256 clusters of 512 bytes.
+    #[test]
+    fn what_is_added_to_a_full_image_is_counted_too() {
+        let options = CreateOptions::default().cluster_size_bytes(512);
+        let uncounted_bytes = 254 * 512;
+        let full_bytes = uncounted_bytes + refcount_bytes(&options, uncounted_bytes);
+        assert_eq!(full_bytes, 256 * 512);
+        let with =
+            |clusters: u64| counted_bytes(&options, full_bytes, uncounted_bytes + clusters * 512);
+        assert_eq!([with(0), with(1), with(3)], [0, 2 * 512, 4 * 512]);
+    }
+
+    /// The fully allocated size, as `measure` reports it.
+    fn fully_allocated(options: &CreateOptions) -> u64 {
+        let cluster = options.cluster_size_bytes;
+        let virtual_bytes = options.size_bytes.next_multiple_of(cluster);
+        let header_bytes = match &options.encryption {
+            Some(Encryption::Luks { options, .. }) => luks::header_size_bytes(options),
+            _ => Ok(0),
+        };
+        let header_bytes = header_bytes
+            .expect("a known cipher")
+            .next_multiple_of(cluster);
+        let uncounted_bytes = virtual_bytes + tables_bytes(options, virtual_bytes) + header_bytes;
+        uncounted_bytes + refcount_bytes(options, uncounted_bytes)
+    }
+
+    fn encryption() -> Encryption {
+        Encryption::Luks {
+            options: luks::FormatOptions::default(),
+            passphrase: luks::Passphrase::from("word"),
+        }
+    }
+
+    #[test]
+    fn the_fully_allocated_size_is_what_an_image_needs_when_its_disk_is_full() {
+        let mut checked = 0;
+        for bits in [9, 10, 12, 14, 16, 17, 21] {
+            for refcount_bits in [1, 2, 4, 8, 16, 32, 64] {
+                for (extended, encrypted) in [(false, false), (bits >= 14, false), (false, true)] {
+                    for size in (9..42).flat_map(|bits| [1 << bits, (1 << bits) + 512, 3 << bits]) {
+                        let options = CreateOptions::default()
+                            .size_bytes(size)
+                            .cluster_size_bytes(1 << bits)
+                            .refcount_bits(refcount_bits)
+                            .extended_l2(extended)
+                            .encryption(encrypted.then(encryption));
+                        let Ok(needed) = options.full_size_bytes() else {
+                            continue;
+                        };
+                        assert_eq!(fully_allocated(&options), needed, "{options:?}");
+                        checked += 1;
+                    }
+                }
+            }
+        }
+        assert!(checked > 5000, "{checked}");
     }
 }

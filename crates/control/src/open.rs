@@ -16,7 +16,7 @@ use crate::flags::{DetectZeroes, OpenFlags};
 use crate::foreign::{self, ForeignFormat};
 use crate::gate::FilePolicy;
 use crate::graph::{self, OpenContext, OpenedNode, Role};
-use crate::nodes::{Changes, ChildAccess, Nodes, Origin, Turn, Turns, inactive_child};
+use crate::nodes::{Changes, ChildAccess, NameClaim, Nodes, Origin, Turn, Turns, inactive_child};
 use crate::options::Options;
 use crate::probe::{PROBE_BYTES, Probed, probe};
 use crate::probed_raw::ProbedRaw;
@@ -305,10 +305,14 @@ pub(crate) async fn open_below(
 pub(crate) async fn open_format(
     format: Option<Format>,
     mut options: Options,
-    common: CommonOptions,
+    mut common: CommonOptions,
     mut around: OpenContext,
 ) -> Result<OpenedNode> {
     let (mut file, format) = open_format_file(&mut options, format, &around).await?;
+    if common.auto_read_only && !file.writable {
+        common.writable = false;
+        around.flags.writable = false;
+    }
     for file in &file.files {
         around.place.enter(&file.file)?;
     }
@@ -424,6 +428,15 @@ impl Ancestry {
     /// The node to which all belong that are made here.
     pub(crate) fn owner(&self) -> Option<&str> {
         self.owner.as_deref()
+    }
+
+    /// Reserves the name of the node that is opened here, before anything below it is opened: uses are
+    /// recorded under that name from then on.
+    ///
+    /// # Errors
+    /// If the name is malformed, or another node has it.
+    pub(crate) fn claim_name(&self, name: &str) -> Result<NameClaim> {
+        self.nodes.claim_name(self, name)
     }
 
     /// Gives the node that was opened here a name.

@@ -80,14 +80,23 @@ pub(crate) fn name_of(package: &str, options: &Options) -> Option<String> {
     Some(format!("{package}{MARK}{member}")).filter(|name| split(name).is_some())
 }
 
-/// Refuses a name in an image that would lead beside the package which the image lies in.
-pub(crate) fn refuse_relative(image: &str, name: &str) -> Result<()> {
+/// Refuses any name that stands in an image which lies in a package, by the image's name: a name beside it would lead
+/// out of the package, and an absolute one, a URL or `json:{...}` to whatever the package's author likes.
+pub(crate) fn refuse_named(image: &str, name: &str) -> Result<()> {
     if !image.contains(MARK) || filename::local_path(image).is_ok_and(|path| split(&path).is_none())
     {
         return Ok(());
     }
-    let message = format!("An image in a package cannot name '{name}' beside it");
-    Err(Error::new(ErrorKind::Denied, "open", message).target(image))
+    Err(named_in_package(image, name))
+}
+
+/// That an image in a package names another file.
+pub(crate) fn named_in_package(image: &str, name: &str) -> Error {
+    let message = format!(
+        "an image in a package opens no other file, and this one names '{name}': unpack the package, and look at the \
+         name before opening it ('vellum audit')"
+    );
+    Error::new(ErrorKind::Denied, "open", message).target(image)
 }
 
 /// Opens a package, to see what is in it.
@@ -174,8 +183,18 @@ mod tests {
         let package = folder.path().join("m.ova").display().to_string();
         std::fs::write(&package, header("m.ovf")).unwrap();
         let image = format!("{package}#d");
-        let error = filename::resolve(&image, "flat.vmdk").unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Denied);
+        for name in [
+            "flat.vmdk",
+            "/etc/passwd",
+            "file:/etc/passwd",
+            "nbd://host/disk",
+            "json:{\"driver\": \"file\", \"filename\": \"/etc/passwd\"}",
+        ] {
+            let error = filename::resolve(&image, name).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Denied, "{name}");
+            let error = FilePolicy::Any.admit(&image, name).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Denied, "{name}");
+        }
         assert!(filename::resolve(&package, "flat.vmdk").is_ok());
         assert!(filename::resolve("x#y", "flat.vmdk").is_ok());
     }

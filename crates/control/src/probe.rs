@@ -64,12 +64,12 @@ const FOREIGN: &[(&str, usize, &[u8])] = &[
     ("qed", 0, b"QED\0"),
     ("vmdk", 0, b"KDMV"),
     ("vmdk", 0, b"COWD"),
-    ("vmdk", 0, b"# Disk DescriptorFile"),
     ("vdi", 64, b"\x7f\x10\xda\xbe"),
     ("vhdx", 0, b"vhdxfile"),
     ("vpc", 0, b"conectix"),
-    ("parallels", 0, b"WithoutFreeSpace"),
-    ("parallels", 0, b"WithouFreSpacExt"),
+    // With the version, which is the only one.
+    ("parallels", 0, b"WithoutFreeSpace\x02\0\0\0"),
+    ("parallels", 0, b"WithouFreSpacExt\x02\0\0\0"),
     (
         "cloop",
         0,
@@ -141,6 +141,9 @@ mod tests {
         assert_eq!(probe(b"LUKS\xba\xbe\0\x01"), Probed::Luks);
         assert_eq!(probe(b"LUKS\xba\xbe\0\x02"), Probed::Raw);
         assert_eq!(probe(b"conectix..."), Probed::Foreign("vpc"));
+        let parallels = |version: u8| [&b"WithoutFreeSpace"[..], &[version, 0, 0, 0]].concat();
+        assert_eq!(probe(&parallels(2)), Probed::Foreign("parallels"));
+        assert_eq!(probe(&parallels(3)), Probed::Raw);
     }
 
     #[test]
@@ -149,6 +152,8 @@ mod tests {
             "version=1\n",
             "# anything\n#\nversion=2\nCID=1\n",
             "  \nversion=3\r\n",
+            "# Disk DescriptorFile\nversion=1\n",
+            "# Disk DescriptorFile\r\n \r\nversion=1\r\n",
         ] {
             assert_eq!(probe(text.as_bytes()), Probed::Foreign("vmdk"), "{text:?}");
         }
@@ -157,6 +162,14 @@ mod tests {
             "# only a comment\n",
             "x\nversion=1\n",
             "version=1",
+            "VERSION=1\n",
+            "# Disk DescriptorFile\nVERSION=1\n",
+            "# Disk DescriptorFile\n version=1\n",
+            "# Disk DescriptorFile\nversion = 1\n",
+            "# Disk DescriptorFile\nCID=1\nversion=1\n",
+            "# Disk DescriptorFile\n\nversion=1\n",
+            "# Disk DescriptorFile\n\tversion=1\n",
+            "# Disk DescriptorFile",
         ] {
             assert_eq!(probe(text.as_bytes()), Probed::Raw, "{text:?}");
         }

@@ -22,7 +22,7 @@ use crate::nodes::{Changes, ChildAccess, NodeNotice};
 use crate::open::{Ancestry, refuse_unknown};
 use crate::options::Options;
 use crate::write_log::{Journal, OpenedFile};
-use crate::{cache_cleaner, checksums, config, encryption, stderr, write_log};
+use crate::{cache_cleaner, checksums, config, encryption, qemu_repair, stderr, write_log};
 
 /// The values of `overlap-check`.
 const OVERLAP_TEMPLATES: [(&str, OverlapChecks); 4] = [
@@ -226,13 +226,19 @@ pub(crate) async fn open(
         Override::Node(device) => open.backing = Backing::Given(device),
         Override::FromImage => {}
     }
+    let keeps_checksums = matches!(wanted, Wanted::Keep(_));
     let beside = open_beside(&mut open, journal, wanted, &file, common.writable, flags).await?;
     let clean_interval_s = open.cache.cache_clean_interval_s;
+    let policy = around.policy.of_image(&*file);
+    let around = OpenContext { policy, ..around };
     let device = Qcow2::open(file, Arc::new(FileGate { around }), open).await?;
     beside.into_iter().for_each(OpenedFile::keep);
     cache_cleaner::start(&device, clean_interval_s);
     if device.bitmaps().are_lost() {
         (warn)(&lost_bitmaps(device.header().version));
+    }
+    if keeps_checksums && let Some(danger) = qemu_repair::snapshots_in_danger(&device) {
+        (warn)(&format!("{}: warning: {danger}\n", program()));
     }
     Ok(device)
 }
@@ -278,8 +284,6 @@ async fn is_replayed(file: &Arc<dyn Storage>, common: &CommonOptions) -> Result<
 /// What QEMU says where a program that does not know bitmaps has changed an image. It
 /// does not end the last line.
 fn lost_bitmaps(version: u32) -> String {
-    let program = std::env::args_os().next().unwrap_or_default();
-    let program = std::path::Path::new(&program).file_name();
     let why = match version {
         2 => {
             "This qcow2 v2 image contains bitmaps, but they may have been modified by a program \
@@ -293,6 +297,13 @@ fn lost_bitmaps(version: u32) -> String {
     format!(
         "{}: warning: {why}\nSome clusters may be leaked, run 'qemu-img check -r' on the image \
          file to fix.",
-        program.unwrap_or_default().display()
+        program()
     )
+}
+
+/// The name that this program was called by.
+fn program() -> String {
+    let program = std::env::args_os().next().unwrap_or_default();
+    let program = std::path::Path::new(&program).file_name();
+    program.unwrap_or_default().display().to_string()
 }

@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use vellum_io::shared_memory::{SharedBuffer, total_len};
 use vellum_io::spawn;
-use vellum_storage::{BlockStatus, Event, EventListener, StorageIdentity, WriteFlags, ZeroFlags};
+use vellum_storage::{
+    BlockStatus, Capabilities, Event, EventListener, StorageIdentity, WriteFlags, ZeroFlags,
+};
 
 use crate::Preallocation;
 use crate::qcow2::create::write::space;
@@ -112,7 +114,11 @@ impl Raw {
     }
 
     fn is_growable(&self) -> bool {
-        !self.fixed_size && !self.read_only && self.storage.capabilities().growable
+        self.grows_with(&self.storage.capabilities())
+    }
+
+    fn grows_with(&self, storage: &Capabilities) -> bool {
+        !self.fixed_size && !self.read_only && storage.growable
     }
 
     fn error(&self, kind: ErrorKind, operation: &'static str, message: &str) -> Error {
@@ -258,6 +264,8 @@ fn window_size(storage: &dyn Storage, options: &RawOptions) -> Result<u64> {
 
 impl BlockDevice for Raw {
     fn info(&self) -> DeviceInfo {
+        // Asked once: a storage over a device asks that device, and so on down a stack of nodes. Two
+        // questions at each of them would double with every node.
         let capabilities = self.storage.capabilities();
         DeviceInfo {
             format: self.format,
@@ -267,7 +275,7 @@ impl BlockDevice for Raw {
             request_alignment_bytes: capabilities.request_alignment_bytes,
             discard_alignment_bytes: u64::from(capabilities.request_alignment_bytes),
             has_zero_init: capabilities.has_zero_init,
-            growable: self.is_growable(),
+            growable: self.grows_with(&capabilities),
         }
     }
 

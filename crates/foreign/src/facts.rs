@@ -52,6 +52,26 @@ pub struct BackingName {
     pub format: Option<String>,
 }
 
+impl BackingName {
+    /// A file of this host by a path that another program has written, with backslashes maybe. It stays a path whatever
+    /// stands there: what looks like a protocol (`nbd://...`, `json:{...}`, also `D:/...`) is not one.
+    pub(crate) fn of_path(path: &str, format: &str) -> Self {
+        let path = path.replace('\\', "/");
+        let has_protocol = path
+            .split('/')
+            .next()
+            .is_some_and(|first| first.contains(':'));
+        BackingName {
+            name: if has_protocol {
+                format!("./{path}")
+            } else {
+                path
+            },
+            format: Some(format.to_owned()),
+        }
+    }
+}
+
 /// A value of [`Facts::specific`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fact {

@@ -83,6 +83,10 @@ features!(
     Compatible {
         /// Refcounts may lag behind while the dirty bit is set.
         LAZY_REFCOUNTS = 0,
+        /// Vellum's own: the file was cut short before it grew again (FORMAT.md, section 7e).
+        WAS_CUT_SHORT = 42,
+        /// Vellum's own: clusters may be counted that nothing refers to (FORMAT.md, section 7d).
+        MAY_HAVE_LEAKS = 43,
     }
 );
 features!(

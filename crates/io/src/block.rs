@@ -17,7 +17,9 @@ pub(crate) struct Block {
     start: NonNull<u8>,
     len_bytes: usize,
     /// What it is a part of, with nobody else's bytes in it.
-    _slab: Arc<Slab>,
+    slab: Arc<Slab>,
+    /// The block whose memory this one lends out; it is not used otherwise meanwhile.
+    lender: Option<Arc<Block>>,
 }
 
 /// A piece of the allocator's memory, which goes back to it with the last block.
@@ -49,8 +51,24 @@ impl Block {
             // SAFETY: the slab has `count` times so many bytes.
             start: unsafe { slab.start.add(number * padded_bytes) },
             len_bytes,
-            _slab: slab.clone(),
+            slab: slab.clone(),
+            lender: None,
         })
+    }
+
+    /// A block over the same memory, which keeps `lender` alive.
+    pub(crate) fn lent_from(lender: Arc<Block>) -> Block {
+        Block {
+            start: lender.start,
+            len_bytes: lender.len_bytes,
+            slab: lender.slab.clone(),
+            lender: Some(lender),
+        }
+    }
+
+    /// The block whose memory this one lends out, if it does; it lends nothing afterwards.
+    pub(crate) fn take_lender(&mut self) -> Option<Arc<Block>> {
+        self.lender.take()
     }
 
     /// Its first byte, aligned to [`ALIGNMENT_BYTES`].

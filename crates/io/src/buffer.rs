@@ -174,6 +174,76 @@ impl Buffer {
     pub fn is_zero(&self) -> bool {
         is_zero(self)
     }
+
+    /// Lends the bytes to a request that may fail and drop them: once nothing of the returned
+    /// buffer is left, [`Loan::take_back`] returns the bytes as they are then.
+    pub fn lend(mut self) -> (Buffer, Loan) {
+        let (start, len_bytes) = (self.start, self.len_bytes);
+        let block = self
+            .block
+            .take()
+            .map(|block| Arc::new(Block::lent_from(block)));
+        let loan = Loan {
+            block: block.clone(),
+            start,
+            len_bytes,
+        };
+        let lent = Buffer {
+            block,
+            start,
+            len_bytes,
+        };
+        (lent, loan)
+    }
+}
+
+/// What [`Buffer::lend`] keeps of a buffer.
+///
+/// Invariant: its block is shared with pieces of the lent buffer alone, so that the last one of
+/// them is gone where nothing else refers to the block.
+pub struct Loan {
+    block: Option<Arc<Block>>,
+    start: NonNull<u8>,
+    len_bytes: usize,
+}
+
+// SAFETY: a loan gives no access to bytes; the buffer that it becomes is `Send`.
+unsafe impl Send for Loan {}
+// SAFETY: as above; `&Loan` offers nothing.
+unsafe impl Sync for Loan {}
+
+impl Loan {
+    /// The buffer that was lent, which the request has returned: it joins the pieces again that it
+    /// was split from.
+    pub fn end(self, returned: Buffer) -> Buffer {
+        let is_whole = returned.start == self.start && returned.len_bytes == self.len_bytes;
+        // This loan and what was returned; nobody else can make more of these.
+        let is_last = |lent| Arc::strong_count(lent) == 2;
+        if !is_whole || !self.block.as_ref().is_none_or(is_last) {
+            return returned;
+        }
+        drop(returned);
+        self.take_back().expect("no other piece is left")
+    }
+
+    /// The buffer that was lent; `None` while any piece of it is still in use.
+    pub fn take_back(mut self) -> Option<Buffer> {
+        let block = match &mut self.block {
+            None => None,
+            Some(lent) => Some(Arc::get_mut(lent)?.take_lender()?),
+        };
+        Some(Buffer {
+            block,
+            start: self.start,
+            len_bytes: self.len_bytes,
+        })
+    }
+}
+
+impl fmt::Debug for Loan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Loan({} bytes)", self.len_bytes)
+    }
 }
 
 /// A block of zeroes; others that come with it are kept for later.
@@ -222,8 +292,16 @@ impl Drop for Buffer {
         };
         // The last buffer of the block: the memory is free. (Two that are dropped
         // at the same moment both see the other; then the block just goes.)
-        if Arc::get_mut(&mut block).is_some() {
-            pool::give(block);
+        let Some(last) = Arc::get_mut(&mut block) else {
+            return;
+        };
+        match last.take_lender() {
+            None => pool::give(block),
+            Some(mut lender) => {
+                if Arc::get_mut(&mut lender).is_some() {
+                    pool::give(lender);
+                }
+            }
         }
     }
 }
@@ -249,6 +327,38 @@ mod tests {
         assert_eq!(joined.as_ptr(), address);
         assert_eq!(joined.len(), 8192);
         assert_eq!((joined[511], joined[512]), (1, 2));
+    }
+
+    #[test]
+    fn a_lent_buffer_comes_back_once_no_piece_of_it_is_in_use() {
+        let mut whole = Buffer::zeroed(8192);
+        whole.fill(3);
+        let rest = whole.split_to(4096);
+        let address = whole.as_ptr();
+        let (mut lent, loan) = whole.lend();
+        let piece = lent.split_to(512);
+        drop(lent);
+        assert!(loan.take_back().is_none(), "a piece is in use");
+        drop(piece);
+        let (lent, loan) = rest.lend();
+        drop(lent);
+        let back = loan.take_back().expect("nothing is in use");
+        assert_eq!((back.len(), back[0]), (4096, 3));
+        assert_eq!(back.as_ptr().wrapping_add(4096), address);
+        let (lent, loan) = Buffer::zeroed(0).lend();
+        drop(lent);
+        assert!(loan.take_back().is_some_and(|empty| empty.is_empty()));
+    }
+
+    #[test]
+    fn the_memory_of_a_loan_is_used_again_after_its_last_piece() {
+        let whole = Buffer::zeroed(4096);
+        let address = whole.as_ptr();
+        let (lent, loan) = whole.lend();
+        drop(loan);
+        assert_ne!(Buffer::zeroed(4096).as_ptr(), address);
+        drop(lent);
+        assert_eq!(Buffer::zeroed(4096).as_ptr(), address);
     }
 
     #[test]

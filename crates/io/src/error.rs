@@ -27,8 +27,9 @@ pub enum ErrorKind {
     Corrupt,
     /// A write to something that may only be read.
     ReadOnly,
-    /// The storage is full; the request may be retried after freeing space. A sync that fails for
-    /// want of room is never of this kind: see [`Error::of_failed_sync`].
+    /// The storage is full, or a quota or the limit of file sizes (`ulimit -f`) is reached; the
+    /// request may be retried after freeing space. A sync that fails for want of room is never of
+    /// this kind: see [`Error::of_failed_sync`].
     NoSpace,
     /// A request beyond the end of the device.
     OutOfRange,
@@ -82,7 +83,7 @@ impl Error {
         let kind = match errno {
             libc::ENOENT => ErrorKind::NotFound,
             libc::EACCES | libc::EPERM => ErrorKind::PermissionDenied,
-            libc::ENOSPC | libc::EDQUOT => ErrorKind::NoSpace,
+            libc::ENOSPC | libc::EDQUOT | libc::EFBIG => ErrorKind::NoSpace,
             libc::EROFS => ErrorKind::ReadOnly,
             libc::EINVAL => ErrorKind::InvalidArgument,
             libc::ENOTSUP | libc::ENOSYS | libc::ENOTTY => ErrorKind::Unsupported,
@@ -99,6 +100,13 @@ impl Error {
             Some(errno) => Error::from_errno(operation, errno),
             None => Error::new(ErrorKind::Io, operation, io_text(error)),
         }
+    }
+
+    /// The system has no room for another thread: a limit of threads or processes, or of memory.
+    pub fn no_thread(cause: &std::io::Error) -> Self {
+        let message = format!("cannot start a thread: {}", io_text(cause));
+        let errno = cause.raw_os_error().unwrap_or(libc::EAGAIN);
+        Error::new(ErrorKind::Io, "start a thread", message).with_errno(errno)
     }
 
     /// The last error of the calling thread (`errno`).
@@ -315,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_failed_sync_is_not_to_be_tried_again() {
-        for errno in [libc::ENOSPC, libc::EDQUOT] {
+        for errno in [libc::ENOSPC, libc::EDQUOT, libc::EFBIG] {
             let full = Error::from_errno("flush", errno);
             assert_eq!(full.kind(), ErrorKind::NoSpace);
             let lost = full.of_failed_sync();

@@ -34,7 +34,7 @@ pub mod shared_memory;
 pub mod sync;
 mod sys;
 
-pub use buffer::{Buffer, Buffers};
+pub use buffer::{Buffer, Buffers, Loan};
 pub use error::{Error, ErrorKind, Result};
 pub use executor::{JoinHandle, spawn, spawn_to_completion};
 pub use finish_all::finish_all;

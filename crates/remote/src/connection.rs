@@ -1,12 +1,15 @@
 //! Connections to servers: what users say of them, and the client that makes them.
 
+use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::{Certificate, Client, Identity, NoProxy, Proxy, redirect};
 use vellum_io::{Error, ErrorKind};
 use zeroize::Zeroizing;
 
+use crate::blocking;
 use crate::failure::told;
 
 /// A connection that was not used for so long may be closed on its way: servers keep them for
@@ -56,6 +59,20 @@ impl Default for ConnectionOptions {
     }
 }
 
+/// Looks names of hosts up on a thread of its own. The client's own resolver uses the runtime's pool, see
+/// [`crate::blocking`].
+struct Resolver;
+
+impl Resolve for Resolver {
+    fn resolve(&self, name: Name) -> Resolving {
+        let found = blocking::run_io(move || (name.as_str(), 0).to_socket_addrs());
+        Box::pin(async move {
+            let found: Addrs = Box::new(found.await?);
+            Ok(found)
+        })
+    }
+}
+
 /// Who notices that a server is silent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Silence {
@@ -77,6 +94,7 @@ impl ConnectionOptions {
             .http1_only()
             .referer(false)
             .connect_timeout(timeout)
+            .dns_resolver(Resolver)
             .pool_idle_timeout(IDLE_LIMIT);
         if silence == Silence::Client {
             builder = builder.read_timeout(timeout);

@@ -14,7 +14,6 @@
 
 #[cfg(any(feature = "rbd", feature = "ssh"))]
 mod beyond_end;
-#[cfg(any(feature = "rbd", feature = "ssh"))]
 mod blocking;
 mod blocks;
 mod cache;
@@ -37,6 +36,7 @@ mod sending;
 mod ssh;
 mod storage;
 mod streams;
+mod temporary;
 
 pub use cache::{CacheOptions, CacheStorage, Found};
 pub use connection::{ConnectionOptions, Login};

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use vellum_io::{Buffers, Error, ErrorKind, Io, Result};
-use vellum_storage::Storage;
 use vellum_storage::file::{FileOptions, FileStorage};
+use vellum_storage::{SourceVersion, Storage};
 
 use crate::fetch::{Fetcher, Source};
 use crate::http::{self, HttpOptions};
@@ -16,7 +16,7 @@ use crate::runtime::Runtime;
 #[derive(Debug)]
 pub struct RemoteStorage {
     access: Access,
-    version: Option<String>,
+    version: SourceVersion,
     /// Why nobody writes.
     read_only: &'static str,
 }
@@ -47,7 +47,7 @@ impl RemoteStorage {
         let source = http::Source::new(options)?;
         let runtime = Runtime::shared()?;
         let (source, first, len_bytes) = runtime.run(http::open(source)).await?;
-        let version = source.version();
+        let version = source.version().into();
         let access = match first {
             http::First::Bytes(first) => {
                 let handle = runtime.handle().clone();
@@ -82,7 +82,7 @@ impl RemoteStorage {
         let runtime = Runtime::shared()?;
         let (source, version) = runtime.run(object::open(options)).await?;
         let len_bytes = version.len_bytes;
-        let tag = version.tag();
+        let tag = version.tag().into();
         let source = Source::Object(Box::new(source), version);
         let handle = runtime.handle().clone();
         let fetcher = Fetcher::new(source, len_bytes, kept, handle);
@@ -114,7 +114,7 @@ impl Storage for RemoteStorage {
         }
     }
 
-    fn version(&self) -> Option<String> {
+    fn version(&self) -> SourceVersion {
         self.version.clone()
     }
 

@@ -17,6 +17,10 @@ use crate::objects::{ObjectInfo, Objects};
 /// What begins the names of files that are not complete.
 const UNFINISHED: &str = ".vellum-";
 
+/// How often something is tried that fails for a reason which passes, and the pause between.
+const MOST_TRIES: u32 = 5;
+const TRY_PAUSE: Duration = Duration::from_millis(20);
+
 /// A folder with a file for each object. A file gets its name when it is complete and durable.
 #[derive(Debug)]
 pub struct FolderObjects {
@@ -39,26 +43,63 @@ impl FolderObjects {
         &self,
         operation: &'static str,
         key: &str,
-        work: impl FnOnce(&Path, &str) -> io::Result<T> + Send + 'static,
+        work: impl Fn(&Path, &str) -> io::Result<T> + Send + Sync + 'static,
     ) -> Io<T> {
         let (root, key) = (self.root.clone(), key.to_owned());
         let target = root.join(&key).display().to_string();
-        let (send, receive) = oneshot::channel();
-        let thread = std::thread::Builder::new().name("vellum-folder".to_owned());
-        let started = thread.spawn(move || {
-            // Nobody waits any more: the result goes.
-            let done = check_inside(&root, &key).and_then(|()| work(&root, &key));
-            let _ = send.send(done);
+        let work = Arc::new(move || check_inside(&root, &key).and_then(|()| work(&root, &key)));
+        // A machine that is short of threads now may have one a moment later.
+        let started = patiently(|| {
+            let (send, receive) = oneshot::channel();
+            let work = work.clone();
+            let thread = std::thread::Builder::new().name("vellum-folder".to_owned());
+            thread.spawn(move || {
+                // The caller may be gone; the result goes with it.
+                let _ = send.send(work());
+            })?;
+            Ok(receive)
         });
         Io::start(async move {
             let done = match started {
-                Ok(_) => receive
+                Ok(receive) => receive
                     .await
                     .unwrap_or_else(|_| Err(io::Error::other("a thread has ended"))),
-                Err(error) => Err(error),
+                Err(error) => return Err(Error::no_thread(&error).target(target)),
             };
             done.map_err(|error| Error::from_io(operation, &error).target(target))
         })
+    }
+
+    /// As [`FolderObjects::run`], of what may be done twice: what passes is tried again.
+    fn run_again<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        key: &str,
+        work: impl Fn(&Path, &str) -> io::Result<T> + Send + Sync + 'static,
+    ) -> Io<T> {
+        self.run(operation, key, move |root, key| {
+            patiently(|| work(root, key))
+        })
+    }
+}
+
+/// Tries something again that fails for a reason which passes (`EAGAIN`, `EINTR`, `ETIMEDOUT`), some times.
+fn patiently<T>(mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let mut tries = 1;
+    loop {
+        let passes = |error: &io::Error| {
+            matches!(
+                error.kind(),
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted | io::ErrorKind::TimedOut
+            )
+        };
+        match work() {
+            Err(error) if passes(&error) && tries < MOST_TRIES => {
+                tries += 1;
+                std::thread::sleep(TRY_PAUSE);
+            }
+            done => return done,
+        }
     }
 }
 
@@ -68,7 +109,7 @@ impl Objects for FolderObjects {
     }
 
     fn get(&self, key: &str, limit_bytes: u64) -> Io<Vec<u8>> {
-        self.run("read", key, move |root, key| {
+        self.run_again("read", key, move |root, key| {
             let mut content = Vec::new();
             let file = open_file(&root.join(key))?;
             file.take(limit_bytes.saturating_add(1))
@@ -83,7 +124,7 @@ impl Objects for FolderObjects {
     }
 
     fn get_range(&self, key: &str, range: Range<u64>) -> Io<Vec<u8>> {
-        self.run("read", key, move |root, key| {
+        self.run_again("read", key, move |root, key| {
             let mut file = open_file(&root.join(key))?;
             let len_bytes = range.end.saturating_sub(range.start);
             // What somebody else says of a length gets no memory before it is looked at.
@@ -120,7 +161,7 @@ impl Objects for FolderObjects {
     }
 
     fn list(&self, prefix: &str) -> Io<Vec<ObjectInfo>> {
-        self.run("list", prefix, |root, prefix| {
+        self.run_again("list", prefix, |root, prefix| {
             let mut found = Vec::new();
             list_below(&root.join(prefix), prefix, &mut found)?;
             found.sort_unstable_by(|a, b| a.key.cmp(&b.key));
@@ -342,6 +383,28 @@ mod tests {
     use vellum_io::lane;
 
     use super::*;
+
+    #[test]
+    fn what_passes_is_tried_again() {
+        let tried = std::cell::Cell::new(0);
+        let fail = |times: u32, kind: io::ErrorKind| {
+            tried.set(0);
+            patiently(|| {
+                tried.set(tried.get() + 1);
+                if tried.get() > times {
+                    Ok(())
+                } else {
+                    Err(kind.into())
+                }
+            })
+        };
+        fail(2, io::ErrorKind::WouldBlock).unwrap();
+        fail(1, io::ErrorKind::Interrupted).unwrap();
+        fail(100, io::ErrorKind::WouldBlock).unwrap_err();
+        assert_eq!(tried.get(), MOST_TRIES);
+        fail(1, io::ErrorKind::NotFound).unwrap_err();
+        assert_eq!(tried.get(), 1);
+    }
 
     #[test]
     fn a_folder_does_what_a_store_does() {

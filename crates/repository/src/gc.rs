@@ -27,7 +27,7 @@ use crate::lock::Lock;
 use crate::names;
 use crate::objects::ObjectInfo;
 use crate::repository::{Repository, Used};
-use crate::session;
+use crate::session::{self, Found};
 use crate::sound;
 
 /// More bytes than a note can have.
@@ -36,7 +36,8 @@ const MOST_NOTE_BYTES: u64 = 256 << 20;
 /// How objects are removed.
 #[derive(Debug, Clone)]
 pub struct GcOptions {
-    /// Pushes that have given no sign of life for so long are given up.
+    /// Pushes that have given no sign of life for so long are given up; those whose process is known to have ended at
+    /// once.
     pub stale: Duration,
     /// Another call that has the lock is known to be dead.
     pub break_lock: bool,
@@ -168,7 +169,7 @@ async fn collect(
     Ok(collected)
 }
 
-/// The pushes that run; those without a sign of life are given up.
+/// The pushes that run; those whose process is known to be gone, or that give no sign of life, are given up.
 async fn running(
     repository: &Repository,
     options: &GcOptions,
@@ -176,17 +177,34 @@ async fn running(
     collected: &mut Collected,
 ) -> Result<HashSet<PushId>> {
     let mut running = HashSet::new();
-    for found in session::all(repository).await? {
+    let sessions = session::all(repository).await?;
+    for found in &sessions {
         let silent = now_seconds.saturating_sub(found.changed_seconds);
-        if silent <= options.stale.as_secs() {
-            running.insert(found.session.push);
-        } else if !options.dry_run {
-            let why = format!("it had given no sign of life for {silent} seconds");
+        let is_gone = found.session.holder.is_gone() && !is_gone_on_with(found, &sessions);
+        let why = match (is_gone, silent <= options.stale.as_secs()) {
+            (true, _) => "its process had ended".to_owned(),
+            (false, true) => {
+                running.insert(found.session.push);
+                continue;
+            }
+            (false, false) => format!("it had given no sign of life for {silent} seconds"),
+        };
+        if !options.dry_run {
             session::give_up(repository, &found.session, &why).await?;
             collected.given_up += 1;
         }
     }
     Ok(running)
+}
+
+/// Whether another push goes on for this one, and is lost with it: that one is for the same number. One that begins to
+/// just now fails, since the number is taken.
+fn is_gone_on_with(gone: &Found, sessions: &[Found]) -> bool {
+    sessions.iter().any(|other| {
+        let (gone, other) = (&gone.session, &other.session);
+        let is_same = (&gone.tag, gone.number) == (&other.tag, other.number);
+        is_same && other.push != gone.push && !other.holder.is_gone()
+    })
 }
 
 fn is_note(key: &str) -> bool {

@@ -1,7 +1,9 @@
 //! Which process does something, so that another one of the same machine can tell whether it is gone.
 
-use std::fs;
+use std::{fs, io};
 
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 
 /// A process.
@@ -30,15 +32,40 @@ fn pid_namespace() -> String {
     link.to_string_lossy().into_owned()
 }
 
-/// When a process began; `None` if it has ended.
-fn started(pid: u32) -> Option<String> {
-    let status = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    started_of(&status)
+/// What is seen of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Seen {
+    /// It began then.
+    Started(String),
+    /// No process has this number, or one that has ended.
+    Gone,
+    /// It may be there: `/proc` may hide it (`hidepid`).
+    Unknown,
 }
 
-/// As [`started`], of what `/proc` says: behind the process's name, which may hold anything, its state is the
-/// first word, the number of its threads the 18th, and its start the 20th.
-fn started_of(status: &str) -> Option<String> {
+/// Looks at the process that has a number now.
+fn look_at(pid: u32) -> Seen {
+    let status = fs::read_to_string(format!("/proc/{pid}/stat"));
+    seen_of(status, || {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        pid.is_none_or(|pid| test_kill_process(pid) == Err(Errno::SRCH))
+    })
+}
+
+/// Understands what `/proc` says; `is_unused`: the kernel knows no process with the number.
+fn seen_of(status: io::Result<String>, is_unused: impl Fn() -> bool) -> Seen {
+    match status.as_deref().map(started_of) {
+        Ok(Some(Some(started))) => Seen::Started(started),
+        Ok(Some(None)) => Seen::Gone,
+        // It may end while its file is read.
+        Ok(None) | Err(_) if is_unused() => Seen::Gone,
+        Ok(None) | Err(_) => Seen::Unknown,
+    }
+}
+
+/// When a process began, or that it has ended, by the text of `/proc`: behind the process's name, which may hold anything,
+/// its state is the first word, the number of its threads the 18th, and its start the 20th. `None`: the text is none.
+fn started_of(status: &str) -> Option<Option<String>> {
     let (_, words) = status.rsplit_once(')')?;
     let words = words.split_whitespace().collect::<Vec<_>>();
     let is_dead = matches!(*words.first()?, "Z" | "X");
@@ -48,8 +75,8 @@ fn started_of(status: &str) -> Option<String> {
         .parse::<u64>()
         .is_ok_and(|threads| threads > 1);
     match is_dead && !has_others {
-        true => None,
-        false => words.get(19).map(|&started| started.to_owned()),
+        true => Some(None),
+        false => words.get(19).map(|&started| Some(started.to_owned())),
     }
 }
 
@@ -62,16 +89,30 @@ impl Holder {
             boot: line("/proc/sys/kernel/random/boot_id"),
             pid_namespace: pid_namespace(),
             pid,
-            started: started(pid).unwrap_or_default(),
+            started: match look_at(pid) {
+                Seen::Started(started) => started,
+                Seen::Gone | Seen::Unknown => String::new(),
+            },
         }
     }
 
-    /// Whether the process is known to have ended. Of other machines nothing is known.
+    /// Whether the process is known to have ended. Of other machines nothing is known, and nothing of a process that
+    /// `/proc` hides, as long as its number is in use.
     pub fn is_gone(&self) -> bool {
         let same_boot =
             !self.boot.is_empty() && self.boot == line("/proc/sys/kernel/random/boot_id");
         let seen_from_here = same_boot && self.pid_namespace == pid_namespace();
-        seen_from_here && started(self.pid).is_none_or(|started| started != self.started)
+        seen_from_here && self.is_another(&look_at(self.pid))
+    }
+
+    /// Whether what is seen under the number is not this process any more.
+    fn is_another(&self, seen: &Seen) -> bool {
+        match seen {
+            // One that did not see its own start cannot be told from others of the number.
+            Seen::Started(started) => !self.started.is_empty() && *started != self.started,
+            Seen::Gone => true,
+            Seen::Unknown => false,
+        }
     }
 
     /// For messages.
@@ -102,7 +143,7 @@ mod tests {
         };
         assert!(holder.is_gone(), "{words}");
         let alive = words.replacen(") Z ", ") S ", 1);
-        assert_eq!(started_of(&alive).as_ref(), Some(&holder.started));
+        assert_eq!(started_of(&alive), Some(Some(holder.started.clone())));
         child.wait().unwrap();
         assert!(holder.is_gone());
     }
@@ -121,8 +162,32 @@ mod tests {
             ("X", 1, None),
         ] {
             let started = started_of(&status(state, threads));
-            assert_eq!(started.as_deref(), expected, "{state} {threads}");
+            assert_eq!(
+                started.expect("a text").as_deref(),
+                expected,
+                "{state} {threads}"
+            );
         }
+    }
+
+    #[test]
+    fn a_hidden_process_is_not_known_to_be_gone() {
+        let this = Holder::this_process();
+        for (kind, is_unused, is_gone) in [
+            // As with hidepid=2 and hidepid=1.
+            (io::ErrorKind::NotFound, false, false),
+            (io::ErrorKind::PermissionDenied, false, false),
+            (io::ErrorKind::NotFound, true, true),
+        ] {
+            let seen = seen_of(Err(kind.into()), || is_unused);
+            assert_eq!(this.is_another(&seen), is_gone, "{kind} {is_unused}");
+        }
+        assert_eq!(seen_of(Ok("damaged".to_owned()), || false), Seen::Unknown);
+        let blind = Holder {
+            started: String::new(),
+            ..this
+        };
+        assert!(!blind.is_another(&Seen::Started("5".to_owned())));
     }
 
     #[test]

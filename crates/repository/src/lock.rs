@@ -36,12 +36,18 @@ impl<'a> Lock<'a> {
         repository.check_store().await?;
         let objects = repository.objects();
         if !objects.put_new(names::LOCK, content.clone()).await? {
-            let other = objects.get(names::LOCK, MOST_BYTES).await;
-            let other = other
-                .ok()
-                .and_then(|other| serde_json::from_slice::<Holder>(&other).ok());
+            let found = match objects.get(names::LOCK, MOST_BYTES).await {
+                Err(error) if error.kind() == ErrorKind::NotFound => None,
+                found => Some(found?),
+            };
+            let other = found.as_ref();
+            let other = other.and_then(|other| serde_json::from_slice::<Holder>(other).ok());
             let is_own = other.as_ref() == Some(holder);
-            let is_gone = other.as_ref().is_none_or(Holder::is_gone);
+            // A lock that cannot be understood has a holder of another version.
+            let is_gone = match &other {
+                Some(other) => other.is_gone(),
+                None => found.is_none(),
+            };
             if !(break_lock || is_own || is_gone) {
                 let who = other.map_or_else(String::new, |other| format!(" ({})", other.told()));
                 let message = format!(

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result, lane};
-use vellum_storage::{BlockStatus, Storage, StorageExtent};
+use vellum_storage::{BlockStatus, SourceVersion, Storage, StorageExtent};
 
 use crate::codec::manifest::{Manifest, piece_chunks};
 use crate::codec::piece::{Piece, SegmentRef, Source};
@@ -294,8 +294,8 @@ impl Storage for RepositoryStorage {
         &self.0.name
     }
 
-    fn version(&self) -> Option<String> {
-        Some(self.0.manifest.push.to_string())
+    fn version(&self) -> SourceVersion {
+        SourceVersion::Known(self.0.manifest.push.to_string())
     }
 
     fn len_bytes(&self) -> Result<u64> {

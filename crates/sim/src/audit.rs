@@ -103,6 +103,48 @@ pub fn audit(pages: &SparseBytes, frozen: &Frozen) -> Vec<String> {
     audit.problems
 }
 
+/// How an image uses the host clusters that it counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// Clusters that are counted and that nothing refers to, wherever they lie.
+    pub leaked: u64,
+    /// Where the last cluster ends that is counted.
+    pub end_bytes: u64,
+}
+
+/// Counts leaked clusters, also those beyond the end of the file, and finds the last one in use.
+pub fn usage(pages: &SparseBytes) -> Result<Usage, String> {
+    let layout = Layout::parse(pages)?;
+    let mut audit = Audit {
+        pages,
+        layout,
+        uses: Vec::new(),
+        problems: Vec::new(),
+    };
+    audit.count_metadata();
+    audit.count_guest();
+    let layout = &audit.layout;
+    let mut usage = Usage {
+        leaked: 0,
+        end_bytes: 0,
+    };
+    for (index, block) in layout.blocks.iter().copied() {
+        if block == 0 {
+            continue;
+        }
+        let clusters = index * layout.block_entries()..(index + 1) * layout.block_entries();
+        for cluster in clusters.filter(|cluster| layout.refcount(pages, *cluster) > 0) {
+            let is_used = audit
+                .uses
+                .get(cluster as usize)
+                .is_some_and(|(_, n)| *n > 0);
+            usage.leaked += u64::from(!is_used);
+            usage.end_bytes = (cluster + 1) * layout.cluster_bytes();
+        }
+    }
+    Ok(usage)
+}
+
 impl Audit<'_> {
     fn count_metadata(&mut self) {
         let layout = &self.layout;
@@ -214,5 +256,44 @@ impl Audit<'_> {
                 ));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine;
+    use crate::prepare::prepare;
+    use crate::scenario::{ImageOptions, Op, Scenario};
+
+    #[test]
+    fn counted_clusters_that_nothing_refers_to_are_leaked() {
+        let write = Op::Write {
+            offset: 0,
+            len: 8192,
+            fua: false,
+        };
+        let scenario = Scenario {
+            image: ImageOptions::plain(1 << 20, 12),
+            setup: vec![write],
+            preparations: Vec::new(),
+            cycles: Vec::new(),
+        };
+        let machine = prepare(&engine(), &scenario).expect("an image");
+        let mut pages = machine.files[0].clone();
+        // Header, refcount table and block, L1 and L2 table, and two clusters of data.
+        let used = Usage {
+            leaked: 0,
+            end_bytes: 7 * 4096,
+        };
+        assert_eq!(usage(&pages), Ok(used));
+        let mut layout = Layout::parse(&pages).expect("an image");
+        let end_bytes = layout.allocate(&mut pages, 3) + 3 * 4096;
+        pages.set_len(7 * 4096);
+        let leaking = Usage {
+            leaked: 3,
+            end_bytes,
+        };
+        assert_eq!(usage(&pages), Ok(leaking));
     }
 }

@@ -15,7 +15,8 @@ use vellum_io::{Buffers, Io};
 use vellum_storage::{BlockStatus, StorageExtent};
 
 use crate::disk_bugs::DiskBug;
-use crate::faults::Faults;
+use crate::disk_room::Room;
+use crate::faults::{FULL, Faults};
 use crate::record::{CutPoint, Record};
 use crate::reply::Reply;
 use crate::rng::Rng;
@@ -68,6 +69,8 @@ struct File {
     is_beside: bool,
     /// What its first descriptor remembers of that.
     memory: Arc<AtomicI32>,
+    /// Its blocks, if it has a quota.
+    room: Room,
 }
 
 #[derive(Debug)]
@@ -127,6 +130,16 @@ impl Request {
         }
     }
 
+    /// Fails a change; others are not refused.
+    fn refuse(self, errno: i32) {
+        let error = vellum_io::Error::from_errno("write", errno);
+        match self {
+            Request::Write { reply, .. } => reply.send(Err(error)),
+            Request::Change { reply, .. } => reply.send(Err(error)),
+            Request::Read { .. } | Request::Flush { .. } | Request::Status { .. } => {}
+        }
+    }
+
     fn record(&self) -> Option<&Record> {
         match self {
             Request::Write { record, .. } | Request::Change { record, .. } => Some(record),
@@ -162,6 +175,13 @@ impl Disk {
     /// goes on where it stopped when it is set again.
     pub fn set_faults(&self, faults: Option<Faults>) -> Option<Faults> {
         std::mem::replace(&mut self.lock().faults, faults)
+    }
+
+    /// Sets how many blocks a file may have allocated; `None`: as many as it wants. See
+    /// [`crate::disk_room`].
+    pub fn set_quota(&self, file: usize, quota_blocks: Option<u64>) {
+        let file = &mut self.lock().files[file];
+        file.room.set_quota(quota_blocks, &file.volatile);
     }
 
     /// Whether a flush of any file but a write log has failed since the files were opened.
@@ -228,6 +248,7 @@ impl Disk {
             flush_failed: false,
             is_beside: [LOG_NAME, SUMS_NAME].contains(&name),
             memory: storage.memory(),
+            room: Room::default(),
         });
         Arc::new(storage)
     }
@@ -362,6 +383,10 @@ impl Core {
 
     fn complete(&mut self, pending: Pending) {
         let file = pending.file;
+        let blocks = pending.request.record().map(|record| &record.blocks);
+        if blocks.is_some_and(|blocks| !self.files[file].room.apply(blocks)) {
+            return pending.request.refuse(FULL);
+        }
         match pending.request {
             Request::Read {
                 mut offset_bytes,

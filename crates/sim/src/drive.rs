@@ -1,5 +1,6 @@
 //! The guest: does the steps of a cycle, and tells the model.
 
+mod room;
 pub(crate) mod snapshots;
 
 use std::cell::{Cell, RefCell};
@@ -23,9 +24,11 @@ use crate::faults::Faults;
 use crate::image_engine::ImageEngine;
 use crate::keys;
 use crate::machine::MachineStorages;
-use crate::model::{ChangeId, Effect, Model};
+use crate::model::{ChangeId, Effect, MAX_RUNNING, Model};
 use crate::pattern;
 use crate::scenario::{Amendment, Change, DataFile, FaultRates, ImageOptions, Op, Step};
+use crate::space::Ledger;
+use crate::space::ledger::Entry;
 use crate::sparse_bytes::SparseBytes;
 use crate::verify::{Depth, examine};
 
@@ -47,6 +50,10 @@ pub(crate) struct Guest {
     pub(crate) unsettled: Cell<bool>,
     /// Nobody knows what the device holds: an apply of a snapshot has failed.
     pub(crate) astray: Cell<bool>,
+    /// Whether there is room for the image, where that is checked.
+    pub(crate) ledger: Option<RefCell<Ledger>>,
+    /// What the image's own files held as a flush ended with nothing in flight.
+    pub(crate) flushed: RefCell<Vec<Vec<SparseBytes>>>,
 }
 
 impl Guest {
@@ -66,6 +73,8 @@ impl Guest {
             failing: Cell::new(false),
             unsettled: Cell::new(false),
             astray: Cell::new(false),
+            ledger: Ledger::of(options, &plugged.disk).map(RefCell::new),
+            flushed: RefCell::default(),
         })
     }
 
@@ -103,6 +112,7 @@ type Running = VecDeque<JoinHandle<Result<(), Failure>>>;
 pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Failure> {
     let mut device = guest.plugged.open(&*guest.engine, &guest.options).await?;
     let mut running = Running::new();
+    let mut most = MAX_IN_FLIGHT;
     for step in steps {
         if guest.failing.get() && is_change(&step) {
             while finish_one(&mut running).await? {}
@@ -112,7 +122,7 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
         }
         match step {
             Step::Start(op) => {
-                while running.len() >= MAX_IN_FLIGHT {
+                while running.len() >= most {
                     finish_one(&mut running).await?;
                 }
                 // Beyond the end, or what may be it soon, there is nothing to ask for.
@@ -122,6 +132,8 @@ pub(crate) async fn drive(guest: Rc<Guest>, steps: Vec<Step>) -> Result<(), Fail
                 }
             }
             Step::Wait => while finish_one(&mut running).await? {},
+            Step::InFlight(requests) => most = requests.clamp(1, MAX_RUNNING as u64 / 2) as usize,
+            Step::SetQuota { blocks } => guest.set_quota(blocks),
             Step::Fail { seed, odds } => start_failing(&guest, seed, odds),
             Step::Reopen
             | Step::Commit
@@ -351,10 +363,14 @@ async fn amend(
 /// Closes a device; a close makes everything durable, as a flush does.
 pub(crate) async fn close(guest: &Guest, device: &dyn BlockDevice) -> Result<(), Failure> {
     let begun = guest.model.borrow_mut().begin_watch();
-    device
-        .close()
-        .await
-        .map_err(|error| Failure::error(FailureKind::Request, "close", &error))?;
+    guest.lift_quota();
+    match device.close().await {
+        Ok(()) => {}
+        // What was acknowledged may still have waited for room.
+        Err(error) if guest.may_close_without_room(&error) => return Ok(()),
+        Err(error) => return Err(Failure::error(FailureKind::Request, "close", &error)),
+    }
+    guest.restore_quota();
     guest.model.borrow_mut().end_flush(begun);
     guest.closed.borrow_mut().push(guest.plugged.all_contents());
     Ok(())
@@ -421,13 +437,15 @@ async fn finish_one(running: &mut Running) -> Result<bool, Failure> {
 fn end_change(
     guest: &Guest,
     op: Op,
-    ticket: ChangeId,
+    (ticket, entry): (ChangeId, Option<Entry>),
     result: Result<(), Error>,
     fua: bool,
 ) -> Result<(), Failure> {
+    let lacks_room = guest.end_entry(op, entry, result.as_ref().err())?;
     let mut model = guest.model.borrow_mut();
     match result {
         Ok(()) => model.end(ticket, fua),
+        Err(_) if lacks_room => model.abandon(ticket),
         Err(error) if guest.excuses(&error) => model.abandon(ticket),
         Err(error) if is_overtaken(&model, op, &error) => model.abandon(ticket),
         Err(error) => return Err(Failure::error(FailureKind::Request, op, &error)),
@@ -451,6 +469,7 @@ pub(crate) async fn perform(
     device: Arc<dyn BlockDevice>,
     op: Op,
 ) -> Result<(), Failure> {
+    let entry = guest.begin_entry(op);
     match op {
         Op::Write { offset, len, fua } | Op::WriteCompressed { offset, len, fua } => {
             let mut buffer = Buffer::zeroed(len as usize);
@@ -465,7 +484,7 @@ pub(crate) async fn perform(
                 Op::WriteCompressed { .. } => device.write_compressed(offset, buffer, flags),
                 _ => device.write(offset, buffer, flags),
             };
-            end_change(&guest, op, ticket, written.await.map(drop), fua)?;
+            end_change(&guest, op, (ticket, entry), written.await.map(drop), fua)?;
         }
         Op::WriteZeroes {
             offset,
@@ -482,7 +501,7 @@ pub(crate) async fn perform(
                 .fua(fua)
                 .no_fallback(false);
             let zeroed = device.write_zeroes(offset, len, request).await;
-            end_change(&guest, op, ticket, zeroed, fua)?;
+            end_change(&guest, op, (ticket, entry), zeroed, fua)?;
         }
         Op::Discard { offset, len } => {
             let ticket = guest
@@ -490,10 +509,10 @@ pub(crate) async fn perform(
                 .borrow_mut()
                 .begin(Effect::Discard, offset..offset + len);
             let discarded = device.discard(offset, len).await;
-            end_change(&guest, op, ticket, discarded, false)?;
+            end_change(&guest, op, (ticket, entry), discarded, false)?;
         }
         Op::Read { offset, len } => read(&guest, &*device, op, offset..offset + len).await?,
-        Op::Flush => flush(&guest, &*device).await?,
+        Op::Flush => flush(&guest, &*device, entry).await?,
     }
     Ok(())
 }
@@ -518,7 +537,11 @@ async fn read(
     }
 }
 
-async fn flush(guest: &Guest, device: &dyn BlockDevice) -> Result<(), Failure> {
+async fn flush(
+    guest: &Guest,
+    device: &dyn BlockDevice,
+    entry: Option<Entry>,
+) -> Result<(), Failure> {
     let begun = guest.model.borrow_mut().begin_watch();
     let lost = guest.plugged.disk.any_flush_failed();
     match device.flush().await {
@@ -527,10 +550,12 @@ async fn flush(guest: &Guest, device: &dyn BlockDevice) -> Result<(), Failure> {
             Err(Failure::new(FailureKind::Request, message))
         }
         Ok(()) => {
+            guest.note_flushed(begun, entry);
             guest.model.borrow_mut().end_flush(begun);
             guest.unsettled.set(false);
             Ok(())
         }
+        Err(error) if guest.end_entry(Op::Flush, entry, Some(&error))? => Ok(()),
         Err(error) if guest.excuses(&error) => Ok(()),
         Err(error) => Err(Failure::error(FailureKind::Request, Op::Flush, &error)),
     }

@@ -24,16 +24,21 @@ pub struct Engine;
 /// What unlocks encrypted images.
 pub(crate) const PASSPHRASE: &str = "simulated";
 
+/// How LUKS headers are made.
+pub(crate) fn luks_options() -> FormatOptions {
+    FormatOptions {
+        // The shortest key makes the smallest header and unlocks soonest; no time
+        // is measured.
+        cipher: Cipher::Aes128,
+        mode: Mode::Cbc,
+        iteration_time: IterationTime::Iterations(1),
+        ..FormatOptions::default()
+    }
+}
+
 fn encryption() -> Encryption {
     Encryption::Luks {
-        options: FormatOptions {
-            // The shortest key makes the smallest header and unlocks soonest; no time
-            // is measured.
-            cipher: Cipher::Aes128,
-            mode: Mode::Cbc,
-            iteration_time: IterationTime::Iterations(1),
-            ..FormatOptions::default()
-        },
+        options: luks_options(),
         passphrase: Passphrase::from(PASSPHRASE),
     }
 }

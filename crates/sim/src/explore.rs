@@ -17,8 +17,8 @@ use crate::prepare::prepare;
 use crate::record::CutPoint;
 use crate::rng::Rng;
 use crate::runtime::Runtime;
-use crate::scenario::{Crash, PowerCycle, Scenario};
-use crate::sparse_bytes::SparseBytes;
+use crate::scenario::{Crash, Place, PowerCycle, Scenario};
+use crate::space::checks::{self, CycleEnd};
 use crate::verify::{Depth, leaks, verify};
 
 /// Cuts made at one moment of a cycle.
@@ -37,6 +37,8 @@ pub struct Explorer {
     pub bug: Option<DiskBug>,
     /// Seeds play with images that have checksums only; others have nothing to play.
     pub always_checksums: bool,
+    /// Seeds play scenarios about space; see [`crate::space`].
+    pub space: bool,
     /// Seeds play with images of this format.
     pub foreign: Option<ForeignFormat>,
 }
@@ -70,6 +72,7 @@ impl Explorer {
             engine,
             bug: None,
             always_checksums: false,
+            space: false,
             foreign: None,
         }
     }
@@ -86,6 +89,9 @@ impl Explorer {
     pub fn seed(&self, seed: u64, cuts: u64) -> Result<Totals, Box<Found>> {
         if let Some(format) = self.foreign {
             return self.scenario(&format.scenario(seed), &mut Rng::new(!seed), cuts);
+        }
+        if self.space {
+            return self.scenario(&generate::space::scenario(seed), &mut Rng::new(!seed), cuts);
         }
         let scenario = match self.always_checksums {
             false => generate::scenario(seed),
@@ -181,7 +187,10 @@ impl Explorer {
         if !rng.chance(1, SEQUEL_EVERY) {
             return Ok(());
         }
-        let mut next = generate::cycle(&scenario.image, rng);
+        let mut next = match scenario.image.place {
+            Place::Unchecked => generate::cycle(&scenario.image, rng),
+            _ => generate::space::cycle(&scenario.image, rng),
+        };
         let both = |next: &PowerCycle| vec![cycle.clone(), next.clone()];
         let steps = self
             .run_whole(scenario, &recovered, &next)
@@ -236,13 +245,14 @@ impl Explorer {
         machine: &Machine,
         cycle: &PowerCycle,
     ) -> Result<u64, Failure> {
-        let mut closed = Vec::new();
-        let steps = self.run_cycle_to(scenario, machine, cycle, &mut |_, _| true, &mut closed)?;
+        let mut end = CycleEnd::default();
+        let steps = self.run_cycle_to(scenario, machine, cycle, &mut |_, _| true, &mut end)?;
         guarded(|| {
             // What is wrong with a dirty image is put right when it is opened.
             let before = leaks(&self.engine, &scenario.image, &machine.with_room()).unwrap_or(0);
-            for (number, files) in closed.into_iter().enumerate() {
-                let left = leaks(&self.engine, &scenario.image, &machine.with_files(files))
+            for (number, files) in end.closed.iter().enumerate() {
+                let machine = machine.with_files(files.clone());
+                let left = leaks(&self.engine, &scenario.image, &machine)
                     .map_err(|failure| failure.when("after a clean close"))?;
                 if left > before {
                     let message =
@@ -250,6 +260,7 @@ impl Explorer {
                     return Err(Failure::new(FailureKind::Leak, message));
                 }
             }
+            checks::check(&self.engine, &scenario.image, machine, &end)?;
             Ok(steps)
         })
     }
@@ -262,21 +273,22 @@ impl Explorer {
         cycle: &PowerCycle,
         watch: &mut StepObserver<'_>,
     ) -> Result<u64, Failure> {
-        self.run_cycle_to(scenario, machine, cycle, watch, &mut Vec::new())
+        self.run_cycle_to(scenario, machine, cycle, watch, &mut CycleEnd::default())
     }
 
-    /// As [`Explorer::run_cycle`]; `closed`: what the files held after each clean close.
+    /// As [`Explorer::run_cycle`]; `end`: what the cycle has left to be checked.
     fn run_cycle_to(
         &self,
         scenario: &Scenario,
         machine: &Machine,
         cycle: &PowerCycle,
         watch: &mut StepObserver<'_>,
-        closed: &mut Vec<Vec<SparseBytes>>,
+        end: &mut CycleEnd,
     ) -> Result<u64, Failure> {
         guarded(|| {
             let plugged = machine.plug(&scenario.image, Mode::Scheduled);
             plugged.disk.set_bug(self.bug.clone());
+            plugged.limit(&scenario.image);
             let mut runtime = Runtime::new(plugged.disk.clone(), cycle.schedule_seed);
             let guest = Guest::new(
                 &self.engine,
@@ -299,7 +311,7 @@ impl Explorer {
                     watch(runtime.steps(), &|| here(&plugged.disk));
                 }
             }
-            *closed = guest.closed.take();
+            *end = guest.cycle_end();
             Ok(runtime.steps())
         })
     }

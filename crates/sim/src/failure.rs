@@ -20,6 +20,10 @@ pub enum FailureKind {
     Check,
     /// A clean close has left clusters that are counted and that nobody uses.
     Leak,
+    /// A request got ENOSPC although there would have been room.
+    NoSpace,
+    /// An image uses host clusters far beyond what it ever needed.
+    Sprawl,
     /// The image could not be opened.
     Open,
     /// A bitmap calls clean what has changed, or cannot be read.

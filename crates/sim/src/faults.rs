@@ -16,7 +16,7 @@ pub const ERRNOS: &[i32] = &[
 ];
 
 /// ENOSPC.
-const FULL: i32 = 28;
+pub(crate) const FULL: i32 = 28;
 /// So many writes find a disk full at most before there is room.
 const LONGEST_FULL: u64 = 30;
 

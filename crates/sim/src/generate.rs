@@ -1,12 +1,14 @@
 //! Makes scenarios out of seeds.
 
 mod compaction;
+mod snapshots;
+pub mod space;
 
 use vellum::Preallocation;
 
 use crate::rng::Rng;
 use crate::scenario::{
-    Amendment, Backing, BitmapChange, Change, Damage, DataFile, FaultRates, ImageOptions, Op,
+    Amendment, Backing, BitmapChange, Damage, DataFile, FaultRates, ImageOptions, Op, Place,
     PowerCycle, Preparation, Scenario, Step, WriteLog,
 };
 use crate::sparse_bytes::SECTOR_BYTES;
@@ -234,11 +236,7 @@ fn image(rng: &mut Rng) -> ImageOptions {
     let bitmap_bits = (version == 3 && rng.chance(1, 4))
         .then(|| rng.between(9, u64::from(cluster_bits.max(12))) as u32);
     // The header has room for what names the log. Drawn so that nothing else depends on it.
-    let min_bits = if data_file == DataFile::Inside {
-        12
-    } else {
-        14
-    };
+    let min_bits = 12 + 2 * u32::from(data_file != DataFile::Inside);
     let log_fits = version == 3 && cluster_bits >= min_bits;
     let mut place = Rng::new(rng.clone().below(u64::MAX) ^ 0x696e_7369_6465);
     let write_log = write_log(log_fits, traits.growable, rng, &mut place);
@@ -263,6 +261,7 @@ fn image(rng: &mut Rng) -> ImageOptions {
         requests_only: false,
         bitmap_bits,
         traits,
+        place: Place::Unchecked,
     }
 }
 
@@ -559,7 +558,7 @@ fn cycle_of(places: &GuestRegions, rng: &mut Rng) -> PowerCycle {
     let schedule_seed = rng.next_u64();
     let mut other = Rng::new(!schedule_seed);
     if places.snapshots && other.chance(1, 3) {
-        change_snapshots(&mut steps, &mut other);
+        snapshots::change_snapshots(&mut steps, &mut other);
     }
     if places.encrypted && rng.chance(1, 3) {
         let at = rng.below(steps.len() as u64 + 1) as usize;
@@ -581,20 +580,6 @@ fn damage(rng: &mut Rng) -> Damage {
         5 => Damage::BlockTwice,
         6 => Damage::Flags(rng.between(1, 6)),
         _ => Damage::None,
-    }
-}
-
-/// Puts changes of the snapshots between the steps of a cycle.
-fn change_snapshots(steps: &mut Vec<Step>, rng: &mut Rng) {
-    for _ in 0..rng.between(1, 8) {
-        let change = match rng.below(6) {
-            0..=2 if rng.chance(1, 4) => Change::TakeWithState(rng.between(1, 5000)),
-            0..=2 => Change::Take,
-            3..=4 => Change::Delete(rng.below(4)),
-            _ => Change::Apply(rng.below(4)),
-        };
-        let at = rng.below(steps.len() as u64 + 1) as usize;
-        steps.insert(at, Step::Snapshot(change));
     }
 }
 

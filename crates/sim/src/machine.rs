@@ -12,7 +12,7 @@ use crate::failure::{Failure, FailureKind};
 use crate::image_engine::{Files, ImageEngine};
 use crate::layout::Layout;
 use crate::model::Model;
-use crate::scenario::{Backing, DataFile, ImageOptions, WriteLog};
+use crate::scenario::{Backing, DataFile, ImageOptions, Place, WriteLog};
 use crate::sparse_bytes::SparseBytes;
 use crate::storage::SimFileOptions;
 
@@ -128,6 +128,13 @@ impl Machine {
 }
 
 impl MachineStorages {
+    /// Sets the quota that an image has at first.
+    pub(crate) fn limit(&self, options: &ImageOptions) {
+        if let Place::Quota { blocks } = options.place {
+            self.disk.set_quota(0, Some(blocks));
+        }
+    }
+
     /// The image and its data file alone.
     pub(crate) fn files(&self) -> Files {
         self.files.clone()

@@ -10,7 +10,7 @@ use vellum_sim::foreign::ForeignFormat;
 use vellum_sim::shrink::shrink;
 use vellum_sim::{Explorer, Failure, Found, Totals, daemon, engine};
 
-const USAGE: &str = "usage: vellum-sim [--daemon | --checksums | --format NAME] [--seeds FROM..TO] [--cuts N] \
+const USAGE: &str = "usage: vellum-sim [--daemon | --checksums | --format NAME] [--space] [--seeds FROM..TO] [--cuts N] \
     [--threads N] [--keep-going]";
 
 struct Options {
@@ -18,6 +18,8 @@ struct Options {
     daemon: bool,
     /// Only images with checksums.
     checksums: bool,
+    /// Scenarios about space.
+    space: bool,
     /// Images of another format.
     foreign: Option<ForeignFormat>,
     from: u64,
@@ -32,6 +34,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Options> {
     let mut options = Options {
         daemon: false,
         checksums: false,
+        space: false,
         foreign: None,
         from: 0,
         to: 1000,
@@ -48,6 +51,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Option<Options> {
             }
             "--daemon" => options.daemon = true,
             "--format" => options.foreign = Some(ForeignFormat::named(&arguments.next()?)?),
+            "--space" => options.space = true,
             "--checksums" => options.checksums = true,
             "--cuts" => options.cuts = arguments.next()?.parse().ok()?,
             "--threads" => options.threads = arguments.next()?.parse().ok()?,
@@ -107,12 +111,17 @@ fn explorer(options: &Options) -> Explorer {
     };
     Explorer {
         always_checksums: options.checksums,
+        space: options.space,
         ..explorer
     }
 }
 
 fn work(options: &Options, progress: &Progress) {
     let explorer = explorer(options);
+    let settings = daemon::Settings {
+        fixed_images: options.space,
+        ..daemon::Settings::default()
+    };
     while !progress.stop.load(Ordering::Relaxed) {
         let seed = progress.next.fetch_add(1, Ordering::Relaxed);
         if seed >= options.to {
@@ -120,7 +129,7 @@ fn work(options: &Options, progress: &Progress) {
         }
         let played = match options.daemon {
             false => explorer.seed(seed, options.cuts).map_err(Wrong::Image),
-            true => daemon::seed(seed, options.cuts, &daemon::Settings::default())
+            true => daemon::seed(seed, options.cuts, &settings)
                 .map(|played| progress.note_moments(played))
                 .map_err(Wrong::Daemon),
         };
@@ -194,7 +203,8 @@ fn main() -> ExitCode {
         Wrong::Daemon(failure) => {
             let cuts = options.cuts;
             println!(
-                "{failure}\nagain: --daemon --seeds {seed}..{} --cuts {cuts}",
+                "{failure}\nagain: --daemon{} --seeds {seed}..{} --cuts {cuts}",
+                if options.space { " --space" } else { "" },
                 seed + 1
             );
             return ExitCode::FAILURE;

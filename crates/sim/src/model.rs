@@ -311,6 +311,11 @@ impl Model {
         }
     }
 
+    /// Whether no change runs.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.running.iter().all(Option::is_none)
+    }
+
     /// Begins a flush or a read.
     pub fn begin_watch(&mut self) -> LogicalTime {
         self.now += 1;

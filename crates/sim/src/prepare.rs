@@ -16,7 +16,7 @@ use crate::machine::Machine;
 use crate::model::Model;
 use crate::pattern::{self, Value, WriteId};
 use crate::runtime::Runtime;
-use crate::scenario::{Backing, DataFile, ImageOptions, Op, Preparation, Scenario};
+use crate::scenario::{Backing, DataFile, ImageOptions, Op, Place, Preparation, Scenario};
 use crate::sparse_bytes::{SECTOR_BYTES, SparseBytes};
 use crate::verify::inspect;
 
@@ -29,7 +29,7 @@ pub(crate) const AUTOCLEAR_OFFSET: u64 = 88;
 pub(crate) const CHECKSUMS: u64 = 1 << 45;
 
 /// What a device holds where nothing was ever written.
-const DEVICE_FILL: u8 = 0xe5;
+pub(crate) const DEVICE_FILL: u8 = 0xe5;
 
 /// Makes a scenario's image and brings it to where the scenario begins.
 pub fn prepare(engine: &Arc<dyn ImageEngine>, scenario: &Scenario) -> Result<Machine, Failure> {
@@ -84,6 +84,9 @@ pub fn prepare(engine: &Arc<dyn ImageEngine>, scenario: &Scenario) -> Result<Mac
 fn blank(options: &ImageOptions, data: bool) -> SparseBytes {
     if options.traits.growable {
         return SparseBytes::new();
+    }
+    if let Place::Fixed { len_bytes } = options.place {
+        return SparseBytes::device(len_bytes, DEVICE_FILL);
     }
     let cluster = 1 << options.cluster_bits;
     let size = options.size_bytes.next_multiple_of(cluster);

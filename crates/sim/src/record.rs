@@ -1,7 +1,9 @@
 //! Changes of a file that are not durable yet.
 
+use std::ops::Range;
 use std::sync::Arc;
 
+use crate::disk_room::BlockUse;
 use crate::sparse_bytes::{SECTOR_BYTES, SparseBytes};
 
 /// The bytes that a record carries.
@@ -39,6 +41,8 @@ pub struct Record {
     pub forced: bool,
     /// The next flush passes it by: see [`crate::disk_bugs`].
     pub late: bool,
+    /// What it does to the blocks of the file.
+    pub blocks: BlockUse,
 }
 
 impl Record {
@@ -53,6 +57,16 @@ impl Record {
             truncates_to: None,
             forced: false,
             late: false,
+            blocks: BlockUse::Allocates(offset_bytes..end),
+        }
+    }
+
+    /// Zeroes inside of the file, whose blocks are freed.
+    pub fn punch(file: usize, range: Range<u64>) -> Self {
+        let zeroes = Payload::Zeroes(range.end - range.start);
+        Record {
+            blocks: BlockUse::Frees(range.clone()),
+            ..Record::new(file, range.start, zeroes, false)
         }
     }
 
@@ -61,15 +75,17 @@ impl Record {
         let nothing = Record::new(file, 0, Payload::Zeroes(0), false);
         Record {
             truncates_to: Some(len_bytes),
+            blocks: BlockUse::Frees(len_bytes..u64::MAX),
             ..nothing
         }
     }
 
-    /// A change of length to at least `len_bytes`.
-    pub fn allocate(file: usize, len_bytes: u64) -> Self {
+    /// The allocation of a range: the file becomes at least as long.
+    pub fn allocate(file: usize, range: Range<u64>) -> Self {
         let nothing = Record::new(file, 0, Payload::Zeroes(0), false);
         Record {
-            grows_to: Some(len_bytes),
+            grows_to: Some(range.end),
+            blocks: BlockUse::Allocates(range),
             ..nothing
         }
     }
@@ -207,7 +223,7 @@ mod tests {
         record.landed(&pages).apply(&mut pages);
         assert_eq!(pages.len_bytes(), 200);
         Record::truncate(0, 150).apply(&mut pages);
-        Record::allocate(0, 120).apply(&mut pages);
+        Record::allocate(0, 0..120).apply(&mut pages);
         assert_eq!(pages.len_bytes(), 150);
         Record::new(0, 0, Payload::Zeroes(512), false).apply(&mut pages);
         assert_eq!(pages.bytes(0, 150), [0; 150]);

@@ -5,6 +5,7 @@
 use vellum::Preallocation;
 
 use crate::cut::PowerCut;
+pub use crate::space::Place;
 use crate::storage::SimFileOptions;
 
 /// A request of the guest. Offsets and lengths are in bytes.
@@ -127,6 +128,13 @@ pub enum Step {
         seed: u64,
         /// How often.
         odds: FaultRates,
+    },
+    /// Sets how many requests run side by side at most.
+    InFlight(u64),
+    /// From now on the image's file, which must have a quota, may have so many blocks allocated.
+    SetQuota {
+        /// The number of blocks of 4 KiB.
+        blocks: u64,
     },
 }
 
@@ -285,6 +293,8 @@ pub struct ImageOptions {
     pub bitmap_bits: Option<u32>,
     /// What the disk can do.
     pub traits: SimFileOptions,
+    /// Where its file lies, and whether the rules of space are checked.
+    pub place: Place,
 }
 
 impl ImageOptions {
@@ -309,6 +319,7 @@ impl ImageOptions {
             requests_only: false,
             bitmap_bits: None,
             traits: SimFileOptions::default(),
+            place: Place::Unchecked,
         }
     }
 
@@ -401,6 +412,7 @@ impl Scenario {
              vellum_sim::replay(&vellum_sim::engine(), &scenario).unwrap();\n}}\n",
             data.replace('\n', "\n    ")
                 .replace("backing: None", "backing: Backing::None")
+                .replace("place: ", "place: Place::")
                 .replace("write_log: ", "write_log: WriteLog::")
                 .replace("crash: None", "crash: Option::None")
                 .replace("bitmap_bits: None", "bitmap_bits: Option::None")

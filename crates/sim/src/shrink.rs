@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::cut::SurvivingPart;
 use crate::explore::{Explorer, Found};
 use crate::rng::Rng;
-use crate::scenario::{Backing, DataFile, Op, Scenario, Step};
+use crate::scenario::{Backing, DataFile, Op, Place, Scenario, Step};
 use crate::storage::SimFileOptions;
 
 /// Cuts tried on each candidate.
@@ -111,6 +111,10 @@ impl Shrinker<'_> {
         any |= self.try_edit(|scenario| scenario.image.bitmap_bits = None);
         any |= self.try_edit(|scenario| scenario.image.refcount_order = 4);
         any |= self.try_edit(|scenario| scenario.image.version = 3);
+        if self.best.scenario.image.place != Place::Unchecked {
+            // The place belongs to the traits.
+            return any;
+        }
         any | self.try_edit(|scenario| scenario.image.traits = SimFileOptions::default())
     }
 

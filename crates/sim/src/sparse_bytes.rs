@@ -56,6 +56,11 @@ impl SparseBytes {
         self.len_bytes = len_bytes;
     }
 
+    /// The numbers of the pages of 4 KiB that were written, in order.
+    pub fn allocated_pages(&self) -> impl Iterator<Item = u64> + '_ {
+        self.pages.keys().copied()
+    }
+
     /// What other bytes have another one of, as good as always.
     pub fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();

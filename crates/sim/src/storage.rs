@@ -8,6 +8,7 @@ use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result};
 use vellum_storage::{Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};
 
 use crate::disk::{Disk, Request};
+use crate::disk_room::BlockUse;
 use crate::record::{Payload, Record};
 use crate::sparse_bytes::{SECTOR_BYTES, SparseBytes};
 
@@ -82,7 +83,7 @@ impl SimStorage {
             return Some((ErrorKind::ReadOnly, "the file is read-only"));
         }
         if !self.traits.growable && end_bytes > self.disk.len_bytes(self.file) {
-            return Some((ErrorKind::NoSpace, "beyond the end of the device"));
+            return Some((ErrorKind::NoSpace, "No space left on device"));
         }
         None
     }
@@ -160,6 +161,9 @@ impl Storage for SimStorage {
         let zeroes = Payload::Zeroes(len_bytes);
         let mut record = Record::new(self.file, offset_bytes, zeroes, self.traits.growable);
         record.forced = flags.fua;
+        if flags.may_unmap && self.traits.can_punch {
+            record.blocks = BlockUse::Frees(offset_bytes..offset_bytes + len_bytes);
+        }
         self.change("write zeroes", record)
     }
 
@@ -171,20 +175,15 @@ impl Storage for SimStorage {
         if !self.traits.can_punch || start >= end {
             return Io::ready(Ok(()));
         }
-        self.change(
-            "discard",
-            Record::new(self.file, start, Payload::Zeroes(end - start), false),
-        )
+        self.change("discard", Record::punch(self.file, start..end))
     }
 
     fn allocate(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
         if !self.traits.growable {
             return Io::ready(Ok(()));
         }
-        self.change(
-            "allocate",
-            Record::allocate(self.file, offset_bytes + len_bytes),
-        )
+        let range = offset_bytes..offset_bytes + len_bytes;
+        self.change("allocate", Record::allocate(self.file, range))
     }
 
     fn flush(&self) -> Io<()> {

@@ -145,3 +145,19 @@ fn parts_beside_whole_clusters(seed: u64) -> Option<Scenario> {
     }
     Some(of_a_logged_image(seed, steps))
 }
+
+/// What the mapping dropped is there for a request that needs room.
+#[test]
+fn keeping_room_that_a_request_needs() {
+    let mutant = Mutant::KeepPendingFrees;
+    let kind = killed(mutant, |seed| Some(generate::space::scenario(seed)));
+    assert_eq!(kind, FailureKind::NoSpace, "{mutant:?}");
+}
+
+/// What was counted ahead, or set aside for a sequential writer, is there for any other.
+#[test]
+fn keeping_what_is_set_aside() {
+    let mutant = Mutant::KeepReserve;
+    let kind = killed(mutant, |seed| Some(generate::space::scenario(seed)));
+    assert_eq!(kind, FailureKind::NoSpace, "{mutant:?}");
+}

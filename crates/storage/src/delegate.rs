@@ -29,7 +29,7 @@ macro_rules! delegate {
         }
     };
     (@ version $inner:tt) => {
-        fn version(&self) -> Option<String> {
+        fn version(&self) -> $crate::SourceVersion {
             $crate::delegate!(@call self $inner version())
         }
     };

@@ -19,6 +19,7 @@ pub mod mutants;
 pub mod nodes;
 mod read_only;
 pub mod secret;
+mod source_version;
 mod storage;
 mod sys;
 #[cfg(any(test, feature = "testing"))]
@@ -28,4 +29,5 @@ pub use event::{Event, EventListener};
 pub use file::{AsFile, FileOptions, FileStorage, Locks};
 pub use identity::{DiskIdentity, StorageIdentity};
 pub use mem::MemStorage;
+pub use source_version::{SourceVersion, tells_version};
 pub use storage::{BlockStatus, Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};

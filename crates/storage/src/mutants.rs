@@ -53,6 +53,10 @@ pub enum Mutant {
     OpenRegionsLate,
     /// A flush of the NBD client knows of other connections only what somebody found lost.
     FlushOneConnection,
+    /// Clusters that the mapping dropped are never committed for a request that needs room.
+    KeepPendingFrees,
+    /// What was reserved ahead is not returned when room runs out.
+    KeepReserve,
 }
 
 #[cfg(feature = "mutants")]

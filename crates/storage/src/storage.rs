@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::DiskIdentity;
+use crate::SourceVersion;
 use crate::event::EventListener;
 use vellum_io::shared_memory::SharedBuffer;
 use vellum_io::{Buffers, Io, Result};
@@ -121,10 +122,11 @@ pub trait Storage: Send + Sync + fmt::Debug {
     /// ([`StorageIdentity`](crate::StorageIdentity)).
     fn name(&self) -> &str;
 
-    /// What tells the bytes of this storage from another version of them, for whoever keeps copies;
-    /// `None`, the default: nothing does. It is that of when the storage was opened.
-    fn version(&self) -> Option<String> {
-        None
+    /// The version of the bytes that every read of this storage gives, for callers that keep copies of them. Default:
+    /// unknown, as of every storage whose bytes may change while it is open
+    /// ([`SourceVersion::of_storage`] also looks at files).
+    fn version(&self) -> SourceVersion {
+        SourceVersion::Unknown
     }
 
     /// The length in bytes now. Plain call: it may cost a system call, never a wait.
@@ -221,8 +223,9 @@ pub trait Storage: Send + Sync + fmt::Debug {
         Io::ready(Ok(None))
     }
 
-    /// When somebody, in this program or another, last changed the bytes: nanoseconds since 1970 by the clock of
-    /// the file system, or what else grows with every change. `None`, the default: that is not told.
+    /// When the bytes were last changed, by this program or another: nanoseconds since 1970 by the clock of the file
+    /// system, or what else grows with every change. `None`, the default: unknown. That is also the answer where a
+    /// later change could have the same time: on a file system that notes whole seconds, and a moment after a change.
     ///
     /// # Errors
     /// What the system says where it has to be asked.

@@ -179,11 +179,11 @@ pub(crate) fn logical_block_bytes(fd: impl AsFd) -> Result<u32, Errno> {
     retried(|| rustix::fs::ioctl_blksszget(&fd))
 }
 
-/// An `ioctl(2)` that fills one `u64`.
+/// An `ioctl(2)` that fills one `u64`, or the first bytes of one.
 pub(crate) fn ioctl_get_u64(fd: impl AsFd, request: libc::Ioctl) -> Result<u64, Errno> {
     let fd = fd.as_fd().as_raw_fd();
     let mut value = 0_u64;
-    // SAFETY: the requests used here (`BLKGETSIZE64`) write one u64.
+    // SAFETY: the requests used here write one u64 (`BLKGETSIZE64`) or one int (`BLKROGET`).
     retry(|| i64::from(unsafe { libc::ioctl(fd, request, &raw mut value) }))?;
     Ok(value)
 }

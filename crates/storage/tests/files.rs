@@ -189,8 +189,13 @@ struct LoopDevice(String);
 
 impl LoopDevice {
     fn attach(path: &Path) -> Option<Self> {
+        Self::attach_with(path, &[])
+    }
+
+    fn attach_with(path: &Path, options: &[&str]) -> Option<Self> {
         let output = Command::new("losetup")
             .args(["--show", "-f"])
+            .args(options)
             .arg(path)
             .output()
             .ok()?;
@@ -207,6 +212,28 @@ impl Drop for LoopDevice {
     fn drop(&mut self) {
         let _ = Command::new("losetup").args(["-d", &self.0]).status();
     }
+}
+
+/// The kernel opens such a device for writing, and fails the writes.
+#[test]
+fn a_read_only_block_device_is_not_opened_for_writing() {
+    let folder = folder();
+    let path = folder.path().join("disk");
+    std::fs::write(&path, vec![1; 1 << 20]).unwrap();
+    let Some(device) = LoopDevice::attach_with(&path, &["-r"]) else {
+        return;
+    };
+    for create in [Create::No, Create::Truncate] {
+        let error = FileStorage::open(&device.0, &options().create(create)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+        assert_eq!(error.errno(), libc::EACCES);
+        assert!(
+            error.message().contains("The device is not writable"),
+            "{error}"
+        );
+    }
+    let file = FileStorage::open(&device.0, &options().read_only(true)).unwrap();
+    assert!(file.capabilities().read_only);
 }
 
 #[test]

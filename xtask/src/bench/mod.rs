@@ -6,13 +6,14 @@
 //! requests a second, and the server's processor time for each. QEMU's servers have the settings
 //! that are fastest: an I/O thread that polls where they can have one, and both of their ways to
 //! do I/O. Nothing else should run meanwhile.
-//! The other kinds (`beside`, `convert`, `fair`, `many`, `metrics`) are modules of their own.
+//! The other kinds (`beside`, `convert`, `fair`, `full`, `many`, `metrics`) are modules of their own.
 
 mod beside;
 mod blkio;
 mod convert;
 mod fair;
 mod fio;
+mod full;
 mod load;
 mod made;
 mod many;
@@ -109,6 +110,7 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
     let export = match kind.to_str() {
         Some("convert") => return convert::run(&Options::parse(arguments)?),
         Some("fair") => return fair::run(&Options::parse(arguments)?),
+        Some("full") => return full::run(&Options::parse(arguments)?),
         Some("many") => return many::run(&Options::parse(arguments)?),
         Some("metrics") => return metrics::run(&Options::parse(arguments)?),
         Some("beside") => return beside::run(&Options::parse(arguments)?),

@@ -12,6 +12,8 @@ usage: cargo xtask bench vhost|fuse|nbd [--quick] [--seconds N] [--rounds N] [--
        cargo xtask bench convert [--quick] [--rounds N] [--only WORD]... [--vellum PROGRAM]
        cargo xtask bench beside [--quick] [--seconds N] [--rounds N] [--only WORD]...
                          [--vellum PROGRAM]
+       cargo xtask bench full [--quick] [--rounds N] [--only WORD]... [--vellum PROGRAM]
+                         [--before PROGRAM]
        cargo xtask bench metrics [--seconds N] [--rounds N] [--only WORD]... [--vellum PROGRAM]
        cargo xtask bench many [--disks N] [--only WORD]... [--vellum PROGRAM]
        cargo xtask bench fair [--disks N] [--seconds N] [--rounds N] [--only WORD]...

@@ -3,7 +3,7 @@
 use super::shape::Shape;
 
 /// The secret of encrypted images.
-const SECRET: &str = "secret,id=s,data=differential";
+pub const SECRET: &str = "secret,id=s,data=differential";
 
 /// Creation options of encryption, with as few iterations as may be.
 pub const ENCRYPT: &str = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=1";

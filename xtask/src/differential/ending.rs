@@ -108,6 +108,10 @@ fn commit(runner: &mut Runner, shape: &Shape, drop: bool) -> Result<()> {
         runner.img_done(Tool::Qemu, &words)?;
         let mut words = owned(&["commit"]);
         words.extend(drop.then(|| "-d".to_owned()));
+        if tool == Tool::Vellum {
+            // Under its own name it writes only to what is named.
+            words.extend(owned(&["-b", &base]));
+        }
         words.extend(access::image(shape, image));
         answers.push(runner.img(tool, &words)?);
     }

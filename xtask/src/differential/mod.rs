@@ -5,11 +5,14 @@
 //! done to both, and by whom. Afterwards both must have the same content and the
 //! same map, both sides must print the same about each, and find nothing wrong.
 //! A difference is made small and printed as a shell script.
+//!
+//! With `--fixed-length` the images lie in places of fixed length ([`fixed`]).
 
 mod access;
 mod bitmaps;
 mod compare;
 mod ending;
+mod fixed;
 mod foreign;
 mod operation;
 mod play;
@@ -28,9 +31,10 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use lexopt::{Arg, ValueExt as _};
 
+use crate::fixed_length::Kind;
 use crate::workspace::Workspace;
+use fixed::FixedLength;
 use foreign::Foreign;
-use play::Difference;
 use runner::Programs;
 use scenario::Scenario;
 
@@ -48,8 +52,29 @@ struct Arguments {
     jobs: usize,
     vellum: Option<PathBuf>,
     most_differences: usize,
-    /// Other images than of qcow2.
-    format: Option<&'static Foreign>,
+    /// Failures are made small.
+    shrinks: bool,
+    game: Game,
+}
+
+/// What is played.
+enum Game {
+    /// Twin images, of qcow2 or another format.
+    Twins(Option<&'static Foreign>),
+    /// Images in places of fixed length.
+    FixedLength(FixedLength),
+}
+
+/// A failure, made small.
+struct Found {
+    /// Commands at first.
+    before: usize,
+    /// Commands that are left.
+    after: usize,
+    /// What differs.
+    what: String,
+    /// Lines of a shell script.
+    script: Vec<String>,
 }
 
 /// The task.
@@ -75,8 +100,13 @@ fn play_seeds(workspace: &Workspace, vellum: PathBuf, arguments: &Arguments) -> 
         next: AtomicU64::new(seeds.start),
         end: seeds.end,
         most_differences: arguments.most_differences,
+        tries: if arguments.shrinks {
+            shrink::MOST_TRIES
+        } else {
+            0
+        },
         differing: Mutex::new(Vec::new()),
-        format: arguments.format,
+        game: &arguments.game,
     };
     std::thread::scope(|scope| {
         for _ in 0..arguments.jobs {
@@ -88,6 +118,9 @@ fn play_seeds(workspace: &Workspace, vellum: PathBuf, arguments: &Arguments) -> 
     let differences = differing.len() as u64;
     let seconds = started.elapsed().as_secs_f64();
     println!("differential: {played} scenarios in {seconds:.0} s");
+    if let Game::FixedLength(game) = &arguments.game {
+        println!("differential: {}", game.summary());
+    }
     println!("{} passed, {differences} failed", played - differences);
     match differing.is_empty() {
         true => Ok(()),
@@ -136,17 +169,30 @@ fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
         jobs,
         vellum: None,
         most_differences: MOST_DIFFERENCES,
-        format: None,
+        shrinks: true,
+        game: Game::Twins(None),
     };
+    let (mut is_fixed, mut kind, mut is_qemu_twice) = (false, Kind::Nbd, false);
     while let Some(argument) = parser.next()? {
         match argument {
             Arg::Long("seeds") => arguments.seeds = parse_seeds(&parser.value()?.string()?)?,
             Arg::Long("jobs") => arguments.jobs = parser.value()?.parse::<usize>()?.max(1),
             Arg::Long("vellum") => arguments.vellum = Some(parser.value()?.into()),
-            Arg::Long("format") => arguments.format = parse_format(&parser.value()?.string()?)?,
+            Arg::Long("format") => {
+                arguments.game = Game::Twins(parse_format(&parser.value()?.string()?)?);
+            }
+            Arg::Long("fixed-length") => is_fixed = true,
+            Arg::Long("loop") => kind = Kind::Loop,
+            Arg::Long("both-qemu") => is_qemu_twice = true,
             Arg::Long("keep-going") => arguments.most_differences = usize::MAX,
+            Arg::Long("no-shrink") => arguments.shrinks = false,
             other => return Err(other.unexpected().into()),
         }
+    }
+    if is_fixed {
+        arguments.game = Game::FixedLength(FixedLength::new(kind, is_qemu_twice));
+    } else if is_qemu_twice || kind == Kind::Loop {
+        bail!("--loop and --both-qemu are of --fixed-length");
     }
     Ok(arguments)
 }
@@ -182,8 +228,10 @@ struct Campaign<'a> {
     next: AtomicU64,
     end: u64,
     most_differences: usize,
+    /// Smaller scenarios that are tried for each failure, at most.
+    tries: usize,
     differing: Mutex<Vec<u64>>,
-    format: Option<&'static Foreign>,
+    game: &'a Game,
 }
 
 impl Campaign<'_> {
@@ -194,9 +242,12 @@ impl Campaign<'_> {
                 return;
             }
             let folder = self.folder.join(format!("seed-{seed}"));
-            let scenario = Scenario::random(seed, self.format);
-            if let Err(difference) = play::play(self.programs, &folder, &scenario) {
-                self.report(seed, &folder, scenario, difference);
+            let found = match self.game {
+                Game::Twins(format) => self.play_twins(seed, &folder, *format),
+                Game::FixedLength(game) => game.play(self.programs, seed, &folder, self.tries),
+            };
+            if let Some(found) = found {
+                self.report(seed, &found);
             }
             if (seed + 1).is_multiple_of(PROGRESS_SCENARIOS) {
                 println!("differential: up to seed {}", seed + 1);
@@ -209,18 +260,35 @@ impl Campaign<'_> {
         differing.is_ok_and(|differing| differing.len() >= self.most_differences)
     }
 
-    fn report(&self, seed: u64, folder: &Path, scenario: Scenario, difference: Difference) {
+    fn play_twins(
+        &self,
+        seed: u64,
+        folder: &Path,
+        format: Option<&'static Foreign>,
+    ) -> Option<Found> {
+        let scenario = Scenario::random(seed, format);
+        let play = |scenario: &Scenario| play::play(self.programs, folder, scenario);
+        let difference = play(&scenario).err()?;
         let before = scenario.weight();
-        let play = |smaller: &Scenario| play::play(self.programs, folder, smaller);
-        let (small, difference) = shrink::shrink(scenario, difference, play);
+        let (small, difference) = shrink::shrink(scenario, difference, self.tries, play);
+        Some(Found {
+            before,
+            after: small.weight(),
+            what: difference.what,
+            script: difference.script,
+        })
+    }
+
+    fn report(&self, seed: u64, found: &Found) {
         if let Ok(mut differing) = self.differing.lock() {
             differing.push(seed);
         }
         println!(
-            "\nseed {seed} differs ({before} commands, made {}): {}\n\nset -x\n{}\n",
-            small.weight(),
-            difference.what,
-            difference.script.join("\n")
+            "\nseed {seed} differs ({} commands, made {}): {}\n\nset -x\n{}\n",
+            found.before,
+            found.after,
+            found.what,
+            found.script.join("\n")
         );
     }
 }

@@ -102,6 +102,11 @@ impl<'a> Runner<'a> {
         self.folder
     }
 
+    /// The program under test.
+    pub fn vellum(&self) -> &Path {
+        &self.programs.vellum
+    }
+
     /// `qemu-img` or its counterpart.
     pub fn img(&mut self, tool: Tool, words: &[String]) -> Result<Answer> {
         match tool {

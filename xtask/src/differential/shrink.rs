@@ -8,22 +8,35 @@ use super::play::Difference;
 use super::scenario::Scenario;
 
 /// How many smaller scenarios are tried at most.
-const MOST_TRIES: usize = 250;
+pub const MOST_TRIES: usize = 250;
 /// How long that may take: a tool that hangs takes its whole limit each time.
 const MOST_TIME: Duration = Duration::from_secs(300);
 
-/// The smallest scenario found that still fails, with its failure.
-pub fn shrink(
-    scenario: Scenario,
+/// A scenario that can be made smaller.
+pub trait Shrinks: Sized {
+    /// Scenarios that are a little smaller, the smallest first.
+    fn smaller(&self) -> Vec<Self>;
+}
+
+impl Shrinks for Scenario {
+    fn smaller(&self) -> Vec<Self> {
+        candidates(self)
+    }
+}
+
+/// The smallest scenario found in so many tries that still fails, with its failure.
+pub fn shrink<S: Shrinks>(
+    scenario: S,
     difference: Difference,
-    mut play: impl FnMut(&Scenario) -> Result<(), Difference>,
-) -> (Scenario, Difference) {
+    most_tries: usize,
+    mut play: impl FnMut(&S) -> Result<(), Difference>,
+) -> (S, Difference) {
     let mut best = (scenario, difference);
     let mut tries = 0;
     let started = Instant::now();
     'smaller: loop {
-        for candidate in candidates(&best.0) {
-            if tries == MOST_TRIES || started.elapsed() > MOST_TIME {
+        for candidate in best.0.smaller() {
+            if tries == most_tries || started.elapsed() > MOST_TIME {
                 return best;
             }
             tries += 1;
@@ -36,7 +49,6 @@ pub fn shrink(
     }
 }
 
-/// Scenarios that are a little smaller, the smallest first.
 fn candidates(scenario: &Scenario) -> Vec<Scenario> {
     let mut found = Vec::new();
     let mut add = |change: &dyn Fn(&mut Scenario)| {
@@ -94,7 +106,7 @@ fn candidates(scenario: &Scenario) -> Vec<Scenario> {
 }
 
 /// Ranges to leave out of so many things: halves, quarters, down to single ones.
-fn halves(count: usize) -> Vec<(usize, usize)> {
+pub fn halves(count: usize) -> Vec<(usize, usize)> {
     let mut ranges = Vec::new();
     let mut len = count / 2;
     while len > 1 {

@@ -201,10 +201,20 @@ impl Running {
         }
     }
 
+    /// Whether it is there no more.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        self.machine.has_ended()
+    }
+
     /// Waits for its end, and returns what the console said. Fails unless the script exits with 0.
     pub fn wait(self) -> Result<String> {
+        self.wait_within(BOOT_LIMIT)
+    }
+
+    /// As [`Running::wait`], for so long.
+    pub fn wait_within(self, limit: Duration) -> Result<String> {
         let Running { machine, log } = self;
-        let ended = machine.wait(BOOT_LIMIT);
+        let ended = machine.wait(limit);
         let console = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
         ended.with_context(|| format!("the guest's console:\n{console}"))?;
         if !console.contains("GUEST: exit 0") {

@@ -6,20 +6,20 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::checksum::sha256;
-use crate::process;
+use crate::{apt_mirror, process};
 
 /// The version whose expected outputs our programs are measured by.
 const VERSION: &str = "10.0.2";
 /// The archive of that version, as Debian has repacked it.
 const ARCHIVE_SHA256: &str = "0901da33844a331bf8b3602b9c1fbd178e60b737c8e3ade678255bd090c9b9f1";
 /// The source package needs entries that few machines have, so apt gets its own list.
-const SOURCES: &str = "\
-Types: deb-src
-URIs: http://deb.debian.org/debian
-Suites: bookworm-backports trixie trixie-backports
-Components: main
-Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-";
+fn sources(mirror: &str) -> String {
+    format!(
+        "Types: deb-src\nURIs: {mirror}\nSuites: bookworm-backports trixie trixie-backports\n\
+         Components: main\nSigned-By: /usr/share/keyrings/debian-archive-keyring.gpg\n"
+    )
+}
+
 /// The parts of the source that the tests use.
 const PARTS: &[&str] = &["*/tests/qemu-iotests", "*/python", "*/VERSION"];
 
@@ -113,7 +113,7 @@ impl PrivateApt {
             folder.join("lists"),
             folder.join("cache"),
         );
-        std::fs::write(&list, SOURCES)?;
+        std::fs::write(&list, sources(&apt_mirror::find()?))?;
         std::fs::create_dir_all(lists.join("partial"))?;
         std::fs::create_dir_all(cache.join("archives/partial"))?;
         let settings = [

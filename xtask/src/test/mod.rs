@@ -26,6 +26,7 @@ const SIMULATOR: [&str; 6] = [
     "mutants",
 ];
 const DIFFERENTIAL_SEEDS: &str = "0..40";
+const FIXED_LENGTH_SEEDS: &str = "0..20";
 const TORTURE_ROUNDS: &str = "20";
 const POWER_ROUNDS: &str = "4";
 const POWER_CUTS: &str = "50";
@@ -52,6 +53,13 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
         Command::new(std::env::current_exe()?)
             .current_dir(&workspace.root)
             .args(["differential", "--seeds", DIFFERENTIAL_SEEDS, "--vellum"])
+            .arg(&vellum),
+    )?;
+    tally += counted(
+        Command::new(std::env::current_exe()?)
+            .current_dir(&workspace.root)
+            .args(["differential", "--fixed-length", "--seeds"])
+            .args([FIXED_LENGTH_SEEDS, "--vellum"])
             .arg(&vellum),
     )?;
     tally += counted(

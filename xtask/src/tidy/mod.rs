@@ -4,6 +4,7 @@ mod cycles;
 mod dependencies;
 mod documents;
 mod layers;
+mod names;
 mod promises;
 mod sources;
 
@@ -25,6 +26,7 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
     findings.extend(dependencies::findings(&workspace, &metadata)?);
     findings.extend(cycles::findings(&workspace)?);
     findings.extend(sources::findings(&workspace)?);
+    findings.extend(names::findings(&workspace)?);
     findings.extend(promises::findings(&workspace)?);
     findings.extend(documents::findings(&workspace)?);
     for finding in &findings {

@@ -79,8 +79,8 @@ impl Layer {
     }
 }
 
-/// Options of a new image.
-fn image_options(random: &mut Random) -> (String, bool) {
+/// Options of a new image, and whether it has lazy refcounts.
+pub fn image_options(random: &mut Random) -> (String, bool) {
     let cluster_bits = random.pick(&[9, 12, 14, 15, 16, 16, 16, 17, 21]);
     let mut options = format!("cluster_size={}", 1_u64 << cluster_bits);
     if cluster_bits >= 14 && random.chance(30) {
@@ -98,9 +98,29 @@ fn image_options(random: &mut Random) -> (String, bool) {
 }
 
 impl Disk {
+    /// A disk of one image.
+    pub fn of_one(folder: &Path, layer: Layer) -> Self {
+        let mut disk = Disk::empty(folder);
+        disk.chain.push(layer);
+        disk
+    }
+
     /// Makes a disk of a size, of up to two images, with the content that `model` says.
     pub fn make(folder: &Path, model: &Model, random: &mut Random) -> Result<Self> {
-        let mut disk = Disk {
+        let mut disk = Disk::empty(folder);
+        let size_bytes = (model.granules() * GRANULE_BYTES) as u64;
+        if random.chance(60) {
+            disk.make_base(model, random)?;
+        }
+        if disk.chain.is_empty() || random.chance(85) {
+            let layer = disk.new_image(size_bytes, disk.chain.last(), random)?;
+            disk.chain.push(layer);
+        }
+        Ok(disk)
+    }
+
+    fn empty(folder: &Path) -> Self {
+        Disk {
             folder: folder.to_owned(),
             chain: Vec::new(),
             pivot: None,
@@ -113,16 +133,7 @@ impl Disk {
             own: String::new(),
             has_policy: false,
             on_full: None,
-        };
-        let size_bytes = (model.granules() * GRANULE_BYTES) as u64;
-        if random.chance(60) {
-            disk.make_base(model, random)?;
         }
-        if disk.chain.is_empty() || random.chance(85) {
-            let layer = disk.new_image(size_bytes, disk.chain.last(), random)?;
-            disk.chain.push(layer);
-        }
-        Ok(disk)
     }
 
     /// A raw base, or a compressed one, with something in it.
@@ -226,21 +237,22 @@ impl Disk {
         Ok(())
     }
 
-    /// Has the real `qemu-img check` look at an image: leaks at worst.
-    pub fn check(&self, layer: &Layer, programs: &Programs, random: &mut Random) -> Result<()> {
+    /// Has the real `qemu-img check` look at an image: leaks at worst. Returns how many clusters.
+    pub fn check(&self, layer: &Layer, programs: &Programs, random: &mut Random) -> Result<u64> {
         self.check_by(layer, programs, random, process::program("qemu-img")?)
     }
 
-    /// Has a program that takes `qemu-img`'s words look at an image: leaks at worst.
+    /// Has a program that takes `qemu-img`'s words look at an image: leaks at worst. Returns how many
+    /// clusters.
     pub fn check_by(
         &self,
         layer: &Layer,
         programs: &Programs,
         random: &mut Random,
         mut check: Command,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         if layer.format != "qcow2" {
-            return Ok(());
+            return Ok(0);
         }
         if layer.lazy {
             // Opening it for writing mends what its dirty bit tells of.
@@ -264,7 +276,13 @@ impl Disk {
             String::from_utf8_lossy(&said.stdout),
             String::from_utf8_lossy(&said.stderr)
         );
-        Ok(())
+        let text = String::from_utf8_lossy(&said.stdout);
+        let leaked = text
+            .lines()
+            .find_map(|line| line.split_once(" leaked clusters"));
+        Ok(leaked
+            .and_then(|(count, _)| count.parse().ok())
+            .unwrap_or(0))
     }
 
     /// The whole content of a chain's top, read by a program.

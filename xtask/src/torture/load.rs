@@ -4,19 +4,23 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 
 use super::model::{Change, GRANULE_BYTES, Model, Ticket};
 use super::nbd::{Command, Connection, FUA, NO_HOLE};
 use crate::random::Random;
 
+/// How long clients may take to stop, on a busy machine.
+const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 const RECONNECT_PAUSE: Duration = Duration::from_millis(10);
 /// The answer of a server that breaks off what it was asked for, as it hangs up.
 const SHUTDOWN: u32 = 108;
 /// The answer where there is no room.
 const NO_SPACE: u32 = 28;
+/// That of QEMU's behind the end of an export of NBD.
+const INVALID: u32 = 22;
 /// Granules of the longest request.
 const MOST_GRANULES: u64 = (256 << 10) / GRANULE_BYTES as u64;
 /// Granules of 4 KiB and of a sector.
@@ -44,6 +48,10 @@ pub struct Load<'a> {
     pub answered_by_guest: AtomicU64,
     /// A guest has requests that the last server has left.
     pub has_old_requests: AtomicBool,
+    /// Clients begin nothing more.
+    settles: AtomicBool,
+    /// Clients that have stopped.
+    settled: AtomicU64,
     /// What went wrong first.
     pub failure: Mutex<Option<String>>,
 }
@@ -67,6 +75,8 @@ impl<'a> Load<'a> {
             answered_by_file: AtomicU64::new(0),
             answered_by_guest: AtomicU64::new(0),
             has_old_requests: AtomicBool::new(false),
+            settles: AtomicBool::new(false),
+            settled: AtomicU64::new(0),
             failure: Mutex::new(None),
         }
     }
@@ -90,13 +100,42 @@ impl<'a> Load<'a> {
 
     /// One client, until the server is dead.
     pub fn run(&self, mut random: Random) {
-        while !self.is_over() {
+        while !self.is_over() && !self.settles() {
             let structured = random.chance(50);
             match Connection::open(self.socket, structured) {
                 Ok(connection) => self.converse(connection, &mut random),
                 Err(_) => std::thread::sleep(RECONNECT_PAUSE),
             }
         }
+        self.settled.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn settles(&self) -> bool {
+        self.settles.load(Ordering::Acquire)
+    }
+
+    /// Has so many clients of the socket stop, and flushes what they have written.
+    pub fn settle(&self, clients: u64) -> Result<()> {
+        self.settles.store(true, Ordering::Release);
+        let begun = Instant::now();
+        while self.settled.load(Ordering::Acquire) < clients {
+            ensure!(
+                begun.elapsed() < SETTLE_LIMIT,
+                "no answers to some requests"
+            );
+            std::thread::sleep(RECONNECT_PAUSE);
+        }
+        let mut connection = Connection::open(self.socket, false)?;
+        let sent = self.model.tick();
+        connection.send(Command::Flush, 0, 1, (0, 0), &[])?;
+        let answer = connection.receive(|_| None)?;
+        ensure!(
+            answer.error == 0,
+            "a flush failed with error {}",
+            answer.error
+        );
+        self.model.flushed(sent);
+        Ok(())
     }
 
     fn converse(&self, mut connection: Connection, random: &mut Random) {
@@ -136,6 +175,13 @@ impl<'a> Load<'a> {
         let hot = random.below(self.model.granules() as u64);
         let mut depth = 1;
         loop {
+            if self.settles() {
+                if flights.is_empty() {
+                    return Ok(());
+                }
+                self.finish(connection, flights)?;
+                continue;
+            }
             if flights.is_empty() {
                 depth = random.pick(&[1, 2, 4, 8, 16, 24]);
             }
@@ -232,7 +278,10 @@ impl<'a> Load<'a> {
             Flight::Data(ticket) if answer.error != 0 => {
                 let (change, granules) = (ticket.change, ticket.granules.clone());
                 self.model.lose(&ticket);
-                if self.is_refused_when_full && change.is_some() && answer.error == NO_SPACE {
+                if self.is_refused_when_full
+                    && change.is_some()
+                    && matches!(answer.error, NO_SPACE | INVALID)
+                {
                     return Ok(());
                 }
                 bail!("{change:?} of {granules:?} failed with {}", answer.error);

@@ -8,7 +8,8 @@
 //! was completed must show its moment. The next round goes on with what is left; every few
 //! rounds there is a new disk.
 //!
-//! `--power` lets the power of servers fail instead ([`power`]).
+//! `--power` lets the power of servers fail instead ([`power`]). One disk in a few is an image of fixed length
+//! ([`fixed`]); with `--fixed-length` all are.
 //!
 //! The seed decides everything but the moments that threads, the kernel and kills make up;
 //! a failure names the seed of its disk, and `--disk` plays that one again and again.
@@ -16,11 +17,12 @@
 mod changes;
 mod disk;
 mod file;
+mod fixed;
 mod guest;
 mod load;
 mod model;
 mod monitor;
-mod nbd;
+pub mod nbd;
 mod place;
 mod power;
 mod round;
@@ -28,16 +30,18 @@ mod service;
 mod space;
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use lexopt::{Arg, ValueExt as _};
 
+use crate::fixed_length::Kind;
 use crate::random::Random;
 use crate::workspace::Workspace;
 use disk::{Disk, OnFull, Programs};
+use fixed::{FixedDisk, Leaks};
 use model::{GRANULE_BYTES, Model};
 use place::Place;
 use round::Report;
@@ -62,6 +66,10 @@ struct Arguments {
     real: bool,
     /// The power fails, so often a round.
     power: bool,
+    /// All images are of fixed length.
+    is_fixed: bool,
+    /// What fixes the length.
+    kind: Kind,
     cuts: u64,
     /// The disk does nothing at three of four flushes, and who does not notice it fails: the
     /// torture itself is tried.
@@ -88,6 +96,8 @@ struct Tally {
     services: AtomicU64,
     fills: AtomicU64,
     full: AtomicU64,
+    fixed: AtomicU64,
+    leaks: Mutex<Leaks>,
     last_progress: Mutex<Option<Instant>>,
 }
 
@@ -144,6 +154,8 @@ fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
         vellum: None,
         real: false,
         power: false,
+        is_fixed: false,
+        kind: Kind::Nbd,
         cuts: CUTS,
         lie: false,
     };
@@ -164,6 +176,8 @@ fn parse(mut parser: lexopt::Parser) -> Result<Arguments> {
             Arg::Long("vellum") => arguments.vellum = Some(parser.value()?.into()),
             Arg::Long("real") => arguments.real = true,
             Arg::Long("power") => arguments.power = true,
+            Arg::Long("fixed-length") => arguments.is_fixed = true,
+            Arg::Long("loop") => arguments.kind = Kind::Loop,
             Arg::Long("lie") => arguments.lie = true,
             Arg::Long("cuts") => arguments.cuts = parser.value()?.parse()?,
             other => return Err(other.unexpected().into()),
@@ -187,7 +201,7 @@ impl Tally {
              monitors, {} backups compared, {} compactions and {} jobs of policies, {} of \
              which a kill has cut, {} services, {} times without room, which \
              requests met {} times, {} guests that \
-             came back, {} power cuts",
+             came back, {} power cuts, {} kills on images of fixed length; {}",
             get(&self.passed) + get(&self.failed),
             started.elapsed().as_secs(),
             get(&self.failed),
@@ -205,6 +219,8 @@ impl Tally {
             get(&self.full),
             get(&self.returns),
             get(&self.cuts),
+            get(&self.fixed),
+            self.leaks.lock().unwrap_or_else(PoisonError::into_inner),
         )
     }
 
@@ -246,7 +262,12 @@ impl Worker<'_> {
     fn again(&self, disk: u64) -> String {
         let real = if self.arguments.real { " --real" } else { "" };
         let power = if self.arguments.power { " --power" } else { "" };
-        format!("cargo xtask torture{real}{power} --disk {disk:#x} --rounds 100")
+        let fixed = if self.arguments.is_fixed {
+            " --fixed-length"
+        } else {
+            ""
+        };
+        format!("cargo xtask torture{real}{power}{fixed} --disk {disk:#x} --rounds 100")
     }
 
     fn work(&self) -> Result<()> {
@@ -277,6 +298,9 @@ impl Worker<'_> {
             self.note(report, number, seed, folder);
             return Ok(true);
         }
+        if self.arguments.is_fixed || fixed::is_fixed(seed) {
+            return self.one_fixed_disk(seed, folder, &mut random);
+        }
         let sectors = random.pick(&[8 << 11, 16 << 11, (24 << 11) + 77]);
         let model = Model::new(seed, sectors * 512 / GRANULE_BYTES);
         let is_small = !self.programs.real && random.chance(25) && folder.mount()?;
@@ -302,6 +326,29 @@ impl Worker<'_> {
         Ok(true)
     }
 
+    /// As [`Worker::one_disk`], with an image in a place of fixed length.
+    fn one_fixed_disk(&self, seed: u64, folder: Place, random: &mut Random) -> Result<bool> {
+        let sectors = random.pick(&[2 << 11, 4 << 11, (8 << 11) + 77, 16 << 11]);
+        let model = Model::new(seed, sectors * 512 / GRANULE_BYTES);
+        let way = (self.arguments.kind, self.programs.real);
+        let mut disk = FixedDisk::make(folder.path(), way, &model, random)?;
+        for _ in 0..random.between(2, 9) {
+            let Some(number) = self.next_round() else {
+                return Ok(false);
+            };
+            let report = disk
+                .play(&model, self.programs, random)
+                .with_context(|| format!("round {number} (disk {seed:#x})"))?;
+            self.tally.fixed.fetch_add(1, Ordering::Relaxed);
+            if report.failure.is_some() {
+                self.note(report, number, seed, folder);
+                return Ok(true);
+            }
+            self.count(&report);
+        }
+        Ok(true)
+    }
+
     fn count(&self, report: &Report) {
         let count = |sum: &AtomicU64, more: u64| sum.fetch_add(more, Ordering::Relaxed);
         count(&self.tally.answered, report.answered);
@@ -318,6 +365,10 @@ impl Worker<'_> {
         count(&self.tally.services, report.services);
         count(&self.tally.fills, report.counts.fills);
         count(&self.tally.full, report.counts.full);
+        if let Some(leaked) = report.leaked {
+            let leaks = self.tally.leaks.lock();
+            leaks.unwrap_or_else(PoisonError::into_inner).add(leaked);
+        }
         match report.failure {
             Some(_) => count(&self.tally.failed, 1),
             None => count(&self.tally.passed, 1),

@@ -12,6 +12,7 @@ use serde_json::json;
 use super::changes::{Backup, Changes, Counts, export};
 use super::disk::{Disk, Layer, OnFull, Programs};
 use super::file;
+use super::fixed::Leaked;
 use super::guest::{self, Guest};
 use super::load::Load;
 use super::model::{GRANULE_BYTES, Model};
@@ -50,6 +51,8 @@ pub struct Report {
     pub counts: Counts,
     /// Power cuts that were looked at.
     pub cuts: u64,
+    /// What the kill has leaked, of an image of fixed length.
+    pub leaked: Option<Leaked>,
     /// What is wrong.
     pub failure: Option<String>,
     /// What the server said last.
@@ -93,7 +96,8 @@ impl Drop for Server {
 }
 
 impl Server {
-    fn start(mut command: Command, folder: &Path) -> Result<Self> {
+    /// Starts a server that listens in the folder.
+    pub fn start(mut command: Command, folder: &Path) -> Result<Self> {
         let (socket, log) = (folder.join("socket"), folder.join("log"));
         // Left by the last one, which had no time to remove it.
         if socket.exists() {
@@ -121,7 +125,7 @@ impl Server {
     }
 
     /// Waits until a client may come.
-    fn wait(&mut self) -> Result<()> {
+    pub fn wait(&mut self) -> Result<()> {
         let deadline = Instant::now() + START_LIMIT;
         while let Err(error) = Connection::open(&self.socket, false) {
             let log = std::fs::read_to_string(&self.log).unwrap_or_default();
@@ -151,7 +155,7 @@ impl Server {
 }
 
 /// `vellum nbd`.
-fn nbd_command(disk: &Disk, programs: &Programs, random: &mut Random) -> Result<Command> {
+pub fn nbd_command(disk: &Disk, programs: &Programs, random: &mut Random) -> Result<Command> {
     let top = disk.top()?;
     let mut command = match programs.real {
         true => process::program("qemu-nbd")?,
@@ -244,6 +248,8 @@ pub struct Life {
     pub time: Duration,
     /// Requests that it must have answered, if it does so in a while.
     pub answers: u64,
+    /// Then the clients stop, and flush what they have written.
+    pub settles: bool,
 }
 
 /// Starts a server of the disk, mostly one with a monitor.
@@ -284,7 +290,11 @@ pub fn play(
         Some(_) => Duration::from_millis(random.between(500, 3000)),
         None => lifetime(random),
     };
-    let life = Life { time, answers: 0 };
+    let life = Life {
+        time,
+        answers: 0,
+        settles: false,
+    };
     let clients = random.between(2, 5);
     let (mut report, backups) = torment(disk, model, served, life, (clients, None), random);
     if report.failure.is_none() {
@@ -339,6 +349,11 @@ pub fn torment(
         while load.answered.load(Ordering::Relaxed) < life.answers && is_awaited(&load, begun) {
             std::thread::sleep(START_PAUSE);
         }
+        if life.settles
+            && let Err(error) = load.settle(clients)
+        {
+            load.fail(format!("the clients cannot stop: {error:#}"));
+        }
         lifetime = begun.elapsed();
         server.kill(&load);
         let done = changes.map(|changes| changes.join());
@@ -374,13 +389,13 @@ fn is_awaited(load: &Load<'_>, begun: Instant) -> bool {
 }
 
 /// When a server dies: mostly soon, so that there are many deaths.
-fn lifetime(random: &mut Random) -> Duration {
+pub fn lifetime(random: &mut Random) -> Duration {
     let most = random.pick(&[100, 300, 700, 700, 1500, 3000]);
     Duration::from_millis(random.between(50, most))
 }
 
 /// Looks at what a dead server has left.
-fn judge(
+pub fn judge(
     disk: &mut Disk,
     model: &Model,
     programs: &Programs,

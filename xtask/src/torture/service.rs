@@ -69,6 +69,7 @@ pub fn play(
     let life = Life {
         time: Duration::from_millis(random.between(50, most_ms)),
         answers: 0,
+        settles: false,
     };
     let clients = random.between(2, 5);
     let (mut report, _) = torment(disk, model, served, life, (clients, None), random);

@@ -85,9 +85,15 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
 }
 
 async fn look_at(image: &str, arguments: &Arguments) -> vellum::Result<Report> {
-    let (path, member) = match ova::split(image) {
-        Some((package, member)) => (package, Some(member)),
-        None => (image, None),
+    // What the other commands open by this name.
+    let package = match arguments.policy.format {
+        None => ova::named_package(image),
+        Some(_) => None,
+    };
+    let (path, member) = match (ova::split(image), &package) {
+        (Some((package, member)), _) => (package, Some(member)),
+        (None, Some(package)) => (package.as_str(), Some("")),
+        (None, None) => (image, None),
     };
     if let Some(message) = local::refusal(path) {
         return Err(Error::new(ErrorKind::InvalidArgument, "open", message));

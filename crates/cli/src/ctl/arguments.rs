@@ -29,6 +29,7 @@ enum Opt {
     Speed,
     JobId,
     NodeName,
+    Base,
     Interval,
     Count,
     Force,
@@ -51,6 +52,7 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::long(Opt::Speed, "speed", Takes::Value),
     OptionSpec::long(Opt::JobId, "job-id", Takes::Value),
     OptionSpec::long(Opt::NodeName, "node-name", Takes::Value),
+    OptionSpec::new(Opt::Base, 'b', "base", Takes::Value),
     OptionSpec::new(Opt::Interval, 'i', "interval", Takes::Value),
     OptionSpec::new(Opt::Count, 'n', "count", Takes::Value),
     OptionSpec::long(Opt::Force, "force", Takes::Nothing),
@@ -78,6 +80,7 @@ pub const HELP: &str = "\
   --speed SIZE              most bytes a second (mirror, backup, commit, stream, compact, chain)
   --job-id ID               the job's name (mirror, backup, commit, stream, compact)
   --node-name NAME          the name of the new overlay (snapshot; that of its file)
+  -b, --base NODE           the node of the image that is written to (commit; 'show' lists them)
   -i, --interval SECONDS    how often top looks (2)
   -n, --count NUMBER        how often top looks in all
   --force                   end an export that is in use (unexport)
@@ -117,7 +120,11 @@ pub const COMMANDS: &[(&str, &str, &str)] = &[
         "copy a disk, and go on with the copy once the job is completed",
     ),
     ("backup", "DISK FILE", "copy a disk as it is now"),
-    ("commit", "DISK", "write all layers into the lowest one"),
+    (
+        "commit",
+        "DISK --base NODE",
+        "write the layers above an image into that image",
+    ),
     (
         "stream",
         "DISK",
@@ -198,6 +205,7 @@ struct Extra {
     speed: Option<u64>,
     job_id: Option<String>,
     node_name: Option<String>,
+    base: Option<String>,
     force: bool,
     shrink: bool,
     max_layers: Option<u64>,
@@ -250,6 +258,7 @@ impl Arguments {
             Opt::Speed => extra.speed = Some(bytes("--speed", &value)?),
             Opt::JobId => extra.job_id = Some(value),
             Opt::NodeName => extra.node_name = Some(value),
+            Opt::Base => extra.base = Some(value),
             Opt::Interval => self.interval = interval(&value)?,
             Opt::Count => {
                 let count = value.parse().ok().filter(|count| *count > 0);
@@ -348,7 +357,11 @@ fn action(words: &[&str], extra: Extra) -> Result<Action, String> {
             set(&mut body, "sync", &extra.sync);
             extra.job(disk, verb, body)?.making(file)
         }
-        [verb @ ("commit" | "stream" | "compact"), disk] => extra.job(disk, verb, json!({}))?,
+        ["commit", disk] => {
+            let base = extra.base.as_deref().ok_or_else(|| no_base(disk))?;
+            extra.job(disk, "commit", json!({"base-node": base}))?
+        }
+        [verb @ ("stream" | "compact"), disk] => extra.job(disk, verb, json!({}))?,
         ["job", "speed", id, speed] => {
             let body = json!({"speed": bytes("SIZE", speed)?});
             Action::post(format!("/v1/jobs/{}/speed", escaped(id)), body)
@@ -366,6 +379,14 @@ fn action(words: &[&str], extra: Extra) -> Result<Action, String> {
         [first, ..] => return Err(expecting(first)),
     };
     Ok(action)
+}
+
+/// The refusal of a commit that does not say what it changes.
+fn no_base(disk: &str) -> String {
+    format!(
+        "A commit changes the image that it writes into, and all that stand on that: name the image's \
+         node with --base ('ctl show {disk}' lists the layers)"
+    )
 }
 
 fn qmp(command: &str, arguments: &str) -> Result<Action, String> {
@@ -543,6 +564,12 @@ mod tests {
                 "/v1/disks/%23b/backup",
                 json!({"target": "/t", "job-id": "backup-_b", "auto-dismiss": false}),
             ),
+            (
+                "commit d --base golden --speed 1k",
+                "POST",
+                "/v1/disks/d/commit",
+                json!({"base-node": "golden", "speed": 1024}),
+            ),
             ("job pause j", "POST", "/v1/jobs/j/pause", json!({})),
             (
                 "job speed j 0",
@@ -570,6 +597,7 @@ mod tests {
     #[test]
     fn what_is_not_understood_is_told() {
         for (line, part) in [
+            ("commit d", "--base"),
             ("", "a command"),
             ("resize d", "resize DISK SIZE"),
             ("job d", "job speed ID SIZE"),

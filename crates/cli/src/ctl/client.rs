@@ -6,9 +6,10 @@
 //! - A token goes to a socket, to this machine, or to who has proved that it is the daemon, and nowhere else.
 
 use std::future::poll_fn;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use http_body::Body;
@@ -16,7 +17,7 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream, lookup_host};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 use vellum_io::error::io_text;
@@ -36,6 +37,24 @@ pub struct Peer {
     pub token_file: Option<PathBuf>,
     /// A folder with certificates, for TLS.
     pub tls: Option<PathBuf>,
+}
+
+/// Looks up where a daemon is. The runtime's own way to do so panics if no thread can be started.
+fn look_up(place: &str) -> Result<Vec<SocketAddr>, String> {
+    if let Ok(known) = place.parse() {
+        return Ok(vec![known]);
+    }
+    let (sender, receiver) = channel();
+    let place = place.to_owned();
+    let looking = move || {
+        // Nobody listens to an answer that comes too late.
+        let _ = sender.send(place.to_socket_addrs().map(Iterator::collect));
+    };
+    let started = std::thread::Builder::new().spawn(looking);
+    started.map_err(|error| vellum::Error::no_thread(&error).message().to_owned())?;
+    let found = receiver.recv_timeout(CONNECT_TIME);
+    let found = found.map_err(|_| "its name is not looked up in time".to_owned())?;
+    found.map_err(|error| io_text(&error))
 }
 
 /// Asks a daemon.
@@ -112,12 +131,12 @@ impl Client {
         Ok(match (&self.address, &self.secured) {
             (Address::Unix(path), _) => Box::new(UnixStream::connect(path).await.map_err(told)?),
             (Address::Tls(place), Some(secured)) => {
-                let stream = TcpStream::connect(place.as_str()).await.map_err(told)?;
+                let found = look_up(place)?;
+                let stream = TcpStream::connect(&found[..]).await.map_err(told)?;
                 Box::new(secured.secure(place, stream).await?)
             }
             (Address::Tcp(place) | Address::Tls(place), _) => {
-                let found = lookup_host(place.as_str()).await.map_err(told)?;
-                let found: Vec<SocketAddr> = found.collect();
+                let found = look_up(place)?;
                 self.refuse_to_tell(&found)?;
                 Box::new(TcpStream::connect(&found[..]).await.map_err(told)?)
             }

@@ -84,6 +84,16 @@ impl ConfigFile {
         &self.first.parts
     }
 
+    /// The files that exports are to be mounted over at the start.
+    pub(super) fn mountpoints(&self) -> impl Iterator<Item = String> {
+        let parts = self.parts();
+        let exports = parts.keys().filter(|key| key.kind == PartKind::Export);
+        exports.filter_map(|key| {
+            let path = parts.get(key)?.arguments.get("mountpoint")?.as_str()?;
+            Some(path.to_owned())
+        })
+    }
+
     /// The parts that are in force.
     pub(super) async fn parts_in_force(&self) -> Parts {
         self.in_force.lock().await.parts().clone()

@@ -5,8 +5,9 @@
 //! good; with one, or with a file that may be read again (`config.rs`), they can be changed
 //! while they are used ([`Nodes::live`]). Options for parts that do not exist are refused by name.
 //!
-//! Invariant: the end comes in one order, whatever caused it: exports, the server, jobs,
-//! nodes, and last the monitors, whose clients hear of all that.
+//! Invariant: the end comes in one order, whatever caused it: exports that no node stands on, jobs, the
+//! other exports (the last one first, and nodes that stand on it before it), the server, nodes, and last the
+//! monitors, whose clients hear of all that.
 
 mod arguments;
 mod config;
@@ -17,10 +18,12 @@ mod state;
 use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::rc::Rc;
 
 use vellum_control::daemon::{self, Daemon, Notice, ServerEnvironment};
 use vellum_control::{Nodes, Options};
+use vellum_export::fuse;
 use vellum_io::{JoinHandle, lane, program, spawn};
 
 use crate::server::{self, Failure, Process, Ready, daemonize};
@@ -115,6 +118,7 @@ async fn run(
     arguments: &Arguments,
     (ready, reloading): (Option<Ready>, Option<UnixStream>),
 ) -> Result<(), Failure> {
+    remove_dead_mounts(program, arguments);
     for item in &arguments.items {
         let stop = &program.daemon.stop;
         let made = program.make(item, arguments.daemonize);
@@ -160,6 +164,22 @@ async fn run(
     }
     program.daemon.stop.wait().await;
     Ok(())
+}
+
+/// Takes away what a daemon that was killed has left where exports are to be mounted: an image of which the
+/// disk was mounted over itself is opened before its export is made.
+fn remove_dead_mounts(program: &Program, arguments: &Arguments) {
+    let exports = arguments
+        .items
+        .iter()
+        .filter(|item| item.part == Part::Export);
+    // Invalid options are reported when the export is created.
+    let options = exports.filter_map(|item| parse_options(&item.text, Some("type")).ok());
+    let named = options.filter_map(|options| options.get_text("mountpoint").map(str::to_owned));
+    let configured = program.config.iter().flat_map(ConfigFile::mountpoints);
+    for mountpoint in named.chain(configured) {
+        fuse::remove_dead_mounts(Path::new(&mountpoint));
+    }
 }
 
 /// The running program.

@@ -141,7 +141,22 @@ pub fn about_space(target: &str, error: &Error, missing_bytes: Option<u64>) {
     if error.kind() != ErrorKind::NoSpace {
         return;
     }
-    prepared().extend(no_space(target, missing_bytes));
+    prepared().extend(match error.errno() {
+        libc::EFBIG => Some(format!(
+            "the limit of file sizes is reached: 'ulimit -f' shows that of this process, if the \
+             file system of '{target}' allows longer files"
+        )),
+        _ if has_fixed_length(target) => Some(format!(
+            "'{target}' is full: extend it and try again ('vellum measure' reports how long it must be)"
+        )),
+        _ => no_space(target, missing_bytes),
+    });
+}
+
+/// Whether `target` is a device or an export, which no room in a file system makes longer.
+fn has_fixed_length(target: &str) -> bool {
+    let is_device = |kind: std::fs::Metadata| kind.file_type().is_block_device();
+    target.starts_with("nbd") || std::fs::metadata(target).is_ok_and(is_device)
 }
 
 /// Prepares a hint for `error`, which is going to be reported, if it says that a sealed image is

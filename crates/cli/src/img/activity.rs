@@ -74,7 +74,7 @@ impl ActivityIndicator {
             };
         }
         let (stop, stopped) = channel();
-        let thread = std::thread::spawn(move || {
+        let show = move || {
             let goes_on = |time| stopped.recv_timeout(time) == Err(RecvTimeoutError::Timeout);
             if !goes_on(PATIENCE) {
                 return;
@@ -90,10 +90,11 @@ impl ActivityIndicator {
                 }
             }
             bar.finish_and_clear();
-        });
+        };
         ActivityIndicator {
             stop: Some(stop),
-            thread: Some(thread),
+            // Without a thread nothing is shown.
+            thread: std::thread::Builder::new().spawn(show).ok(),
         }
     }
 }

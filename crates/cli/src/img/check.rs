@@ -7,7 +7,7 @@ use vellum::qcow2::AsQcow2;
 
 use serde_json::{Map, Value};
 use vellum::qcow2::check::{
-    CheckOptions, CheckReport, Finding, FindingKind, Fix, check, drop_write_log, repair,
+    CheckOptions, CheckReport, Finding, FindingKind, Fix, check, cut_short, drop_write_log, repair,
 };
 use vellum::qcow2::checksums::name_of_checksums;
 use vellum::qcow2::info::live_write_log;
@@ -134,6 +134,8 @@ struct Opened {
     /// The write log that holds writes which the image lacks.
     live_log: Option<String>,
     is_marked_corrupt: bool,
+    /// Its refcounts are to be counted again, which any opening for writing does.
+    is_dirty: bool,
 }
 
 /// What is to be checked.
@@ -168,6 +170,7 @@ async fn open(spec: &ImageSpec, arguments: &Arguments) -> Result<Subject, Failur
         storage,
         live_log: live_write_log(&header).map(|log| log.to_string()),
         is_marked_corrupt: header.incompatible.contains(Incompatible::CORRUPT),
+        is_dirty: header.incompatible.contains(Incompatible::DIRTY),
     }))
 }
 
@@ -197,18 +200,26 @@ async fn check_image(spec: &ImageSpec, arguments: &Arguments) -> Outcome {
         }
     };
     let for_log = matches!(arguments.repair, Some(Repair::Log | Repair::DropLog));
-    if for_log && opened.live_log.is_none() {
+    // What a replay with lazy refcounts leaves if it is killed: the writes are in the image, their refcounts are not.
+    let is_unfinished = arguments.repair == Some(Repair::Log) && opened.is_dirty;
+    if for_log && opened.live_log.is_none() && !is_unfinished {
         return Ok(nothing_to_replay(spec, arguments));
     }
     if arguments.repair == Some(Repair::DropLog) {
         give_up_log(&mut opened, spec).await?;
     }
     let waits_for_repair = arguments.fix() == Some(Fix::All) && opened.is_marked_corrupt;
-    if arguments.repair.is_some() && opened.live_log.is_some() && !waits_for_repair {
+    let brings_back = arguments.repair.is_some() && opened.live_log.is_some();
+    if (brings_back || is_unfinished) && !waits_for_repair {
         opened = match replayed(opened, spec, arguments).await? {
             Some(opened) => opened,
             None => return not_supported(),
         };
+    }
+    if report::is_own_name(report::program())
+        && let Ok(Some(found)) = cut_short(opened.storage.clone()).await
+    {
+        report::error(format!("{}: {found}", spec.name));
     }
     let mut found = run_once(&opened.storage, arguments.fix(), arguments).await?;
     let mut text = String::new();

@@ -54,9 +54,19 @@ pub fn options() -> Vec<Shape> {
 struct Arguments {
     common: CommonArgs,
     cache: String,
+    /// The image keeps what it holds. [`Arguments::empties_top`] says what is done in the end.
     drop: bool,
     base: Option<String>,
     rate_bytes: Option<u64>,
+}
+
+impl Arguments {
+    /// Whether the image is emptied in the end. QEMU's tool never does so where a base is named. Under our
+    /// own name one always is, so what counts is whether the image shows the base once it is empty.
+    fn empties_top(&self, is_own: bool, layers: u32) -> bool {
+        let shows_base = self.base.is_none() || is_own && layers == 1;
+        shows_base && !self.drop
+    }
 }
 
 pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
@@ -71,10 +81,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         match option {
             Own::Cache => arguments.cache = value,
             Own::Drop => arguments.drop = true,
-            Own::Base => {
-                arguments.base = Some(value);
-                arguments.drop = true;
-            }
+            Own::Base => arguments.base = Some(value),
             Own::Rate => arguments.rate_bytes = Some(size("rate limit", &value, 0, MAX_BYTES)?),
         }
         Ok(())
@@ -98,13 +105,9 @@ async fn work(
 ) -> Outcome {
     let (wanted, quiet) = (arguments.common.progress, arguments.common.quiet);
     let mut reporter = ProgressReporter::new(command.program, wanted, quiet);
-    let found = find_base(
-        spec,
-        cache,
-        arguments.base.as_deref(),
-        &mut reporter.progress,
-    )
-    .await;
+    let is_own = report::is_own_name(command.program);
+    let base = (arguments.base.as_deref(), is_own);
+    let found = find_base(spec, cache, base, &mut reporter.progress).await;
     let (layers, base_spec) = match found {
         Ok(found) => found,
         Err(failure) => {
@@ -133,7 +136,7 @@ async fn work(
     foreign::keep_identity(&*base);
     let options = CommitOptions {
         layers,
-        empty_top: !arguments.drop,
+        empty_top: arguments.empties_top(is_own, layers),
         speed: Speed::new(arguments.rate_bytes.unwrap_or(0)),
         ..CommitOptions::default()
     };
@@ -160,11 +163,12 @@ async fn work(
     Ok(0)
 }
 
-/// Looks for the base: how far below the image it stands, and how to open it.
+/// Looks for the base: how far below the image it stands, and how to open it. Where it has to be named
+/// (`is_needed`), that nothing names it is refused.
 async fn find_base(
     spec: &ImageSpec,
     cache: CacheMode,
-    name: Option<&str>,
+    (name, is_needed): (Option<&str>, bool),
     progress: &mut Progress,
 ) -> Result<(u32, ImageSpec), Failure> {
     let flags = OpenFlags {
@@ -180,6 +184,7 @@ async fn find_base(
         None => top.backing().map(|base| (1, base)),
     };
     match (found, name) {
+        (Some((_, base)), None) if is_needed => fail(not_named(spec, &base.info().name)),
         (Some((layers, _)), _) => {
             let base = chain::spec_below(spec, &top, layers);
             let base = base.map_err(|error| Failure::Message(error_text(&error)))?;
@@ -191,6 +196,15 @@ async fn find_base(
         )),
         (None, None) => fail("Image does not have a backing file"),
     }
+}
+
+/// The refusal to write into a file that only the image's header names: other images may stand on it.
+fn not_named(spec: &ImageSpec, base: &str) -> String {
+    format!(
+        "A commit of '{}' writes into '{base}', which changes every other image that stands on it: if \
+         that is meant, name the image to write into with --base '{base}'",
+        spec.name
+    )
 }
 
 async fn close(device: &Arc<dyn BlockDevice>) -> Result<(), Failure> {

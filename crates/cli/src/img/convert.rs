@@ -24,9 +24,11 @@ use super::command::{
 use super::convert_args::Arguments;
 pub use super::convert_args::options;
 use super::convert_bitmaps;
+use super::convert_onto_source;
 use super::convert_stdin::{self, Input};
 use super::convert_stdout::{self, DASH};
 use super::create::print_option_help;
+use super::cut_short;
 use super::unfinished::Unfinished;
 use super::{help, ova, resume, snapshot};
 use crate::progress::{Progress, ProgressReporter};
@@ -142,6 +144,7 @@ async fn convert(
     let sources = open_sources(arguments).await.map_err(ended)?;
     if streams && target_name == DASH {
         let settings = target_settings(arguments, format, target_name, &sources)?;
+        convert_onto_source::refuse_names(&sources, [convert_stdout::OUTPUT_FILE])?;
         return convert_stdout::convert(command, arguments, format, &sources, &settings).await;
     }
     if arguments.journal {
@@ -224,6 +227,9 @@ async fn ready_target(
     convert_bitmaps::check_sources(arguments, sources).await?;
     let cache = target_cache(arguments)?;
     if let Some(settings) = &settings {
+        let others = create::other_files(name, format, settings)?;
+        let names = others.iter().map(String::as_str).chain([name]);
+        convert_onto_source::refuse_names(sources, names)?;
         unfinished.makes(name);
         settings
             .text("data_file")
@@ -232,6 +238,9 @@ async fn ready_target(
         make_target(name, format, settings).await?;
     }
     let target = open_target(arguments, format, name, cache).await?;
+    if settings.is_none() {
+        convert_onto_source::refuse_device(sources, &target)?;
+    }
     unfinished.is_written();
     Ok((target, has_backing))
 }
@@ -306,6 +315,9 @@ async fn open_sources(arguments: &Arguments) -> Result<Vec<Arc<dyn BlockDevice>>
         sources.push(opened.map_err(|error| open_failure(name, &error))?);
     }
     ova::verify(&sources).await?;
+    if report::is_own_name(report::program()) && !arguments.accept_missing {
+        cut_short::refuse(&sources).await?;
+    }
     if let Some(text) = &arguments.source_snapshot {
         show_snapshot(&mut sources, text).await?;
     }

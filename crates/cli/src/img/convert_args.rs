@@ -42,6 +42,7 @@ enum Opt {
     Window,
     Journal,
     Reproducible,
+    AcceptMissing,
 }
 
 const OPTIONS: &[OptionSpec<Opt>] = &[
@@ -82,6 +83,7 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     OptionSpec::long(Opt::Window, "window", Takes::Value),
     OptionSpec::long(Opt::Journal, "journal", Takes::Nothing),
     OptionSpec::long(Opt::Reproducible, "reproducible", Takes::Nothing),
+    OptionSpec::long(Opt::AcceptMissing, "accept-missing", Takes::Nothing),
 ];
 
 /// The options, as completions and manuals show them.
@@ -127,6 +129,8 @@ pub struct Arguments {
     pub compression: CompressionOptions,
     pub journal: bool,
     pub reproducible: bool,
+    /// Zeroes may take the place of what a file that was cut short lacks.
+    pub accept_missing: bool,
     /// The sources, and the target last.
     pub names: Vec<String>,
 }
@@ -182,6 +186,7 @@ impl Arguments {
             }
             Opt::Journal => self.journal = true,
             Opt::Reproducible => self.reproducible = true,
+            Opt::AcceptMissing => self.accept_missing = true,
             Opt::Window => self.compression.small_window = small_window(&value)?,
         }
         Ok(())

@@ -1,11 +1,10 @@
 //! `convert --bitmaps`: the source's bitmaps go along with its data.
 
 use std::sync::Arc;
-use vellum::qcow2::AsQcow2;
 
 use vellum::BlockDevice;
-use vellum::qcow2::BitmapOptions;
 use vellum::qcow2::info::BitmapInfo;
+use vellum::qcow2::{AsQcow2, BitmapOptions, NewBitmap, Qcow2};
 use vellum_control::error_text;
 
 use super::command::{Failure, fail};
@@ -68,26 +67,50 @@ pub(super) async fn copy(
         let name = &lost.name;
         report::warning(format_args!("Skipping inconsistent bitmap '{name}'"));
     }
-    for bitmap in bitmaps.iter().filter(|bitmap| bitmap.consistent) {
-        let name = &bitmap.name;
-        let failed = |what: &str, error: vellum::Error| {
-            let text = error_text(&error);
-            Failure::Message(format!("Failed to {what} bitmap {name}: {text}"))
-        };
-        let options = BitmapOptions::default()
-            .granularity_bytes(Some(bitmap.granularity_bytes))
-            .disabled(!bitmap.auto);
-        let added = to.bitmaps().add(name, options).await;
-        added.map_err(|error| failed("create", error))?;
-        let populated = match from.bitmaps().read(name).await {
-            Ok(content) => to.bitmaps().merge(name, vec![content]).await,
-            Err(error) => Err(error),
-        };
-        if let Err(error) = populated {
-            // The first error is the one to tell.
-            drop(to.bitmaps().remove(name).await);
-            return Err(failed("populate", error));
-        }
+    let bitmaps: Vec<_> = bitmaps.iter().filter(|bitmap| bitmap.consistent).collect();
+    if copy_all(from, to, &bitmaps).await.is_ok() {
+        return Ok(());
+    }
+    // The message says which one cannot be copied, and those before it are.
+    for bitmap in bitmaps {
+        copy_one(from, to, bitmap).await?;
+    }
+    Ok(())
+}
+
+/// Copies all bitmaps with one change of the target, or none: so they take no more clusters than
+/// `measure` counts.
+async fn copy_all(from: &Qcow2, to: &Qcow2, bitmaps: &[&BitmapInfo]) -> vellum::Result<()> {
+    let mut new = Vec::with_capacity(bitmaps.len());
+    for bitmap in bitmaps {
+        let content = from.bitmaps().read(&bitmap.name).await?;
+        new.push(NewBitmap::new(&bitmap.name, options_of(bitmap)).content(content));
+    }
+    to.bitmaps().add_all(new).await
+}
+
+fn options_of(bitmap: &BitmapInfo) -> BitmapOptions {
+    BitmapOptions::default()
+        .granularity_bytes(Some(bitmap.granularity_bytes))
+        .disabled(!bitmap.auto)
+}
+
+async fn copy_one(from: &Qcow2, to: &Qcow2, bitmap: &BitmapInfo) -> Result<(), Failure> {
+    let name = &bitmap.name;
+    let failed = |what: &str, error: vellum::Error| {
+        let text = error_text(&error);
+        Failure::Message(format!("Failed to {what} bitmap {name}: {text}"))
+    };
+    let added = to.bitmaps().add(name, options_of(bitmap)).await;
+    added.map_err(|error| failed("create", error))?;
+    let populated = match from.bitmaps().read(name).await {
+        Ok(content) => to.bitmaps().merge(name, vec![content]).await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = populated {
+        // The first error is the one to tell.
+        drop(to.bitmaps().remove(name).await);
+        return Err(failed("populate", error));
     }
     Ok(())
 }

@@ -30,6 +30,8 @@ const READS_IN_FLIGHT: usize = 8;
 
 /// The name that means standard output, or standard input.
 pub const DASH: &str = "-";
+/// What standard output is, if that is a file.
+pub const OUTPUT_FILE: &str = "/dev/stdout";
 
 /// Whether `-` stands for a stream here.
 pub fn has_streams(program: &str) -> bool {

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use vellum_control::create::{self, CreateRequest};
+use vellum_control::create::{self, CreateRequest, ShortStorage};
 use vellum_control::create_options::{
     asks_for_help, format_options, help_text, is_option_list, not_creatable,
 };
@@ -135,11 +135,27 @@ async fn make(command: Command<'_>, request: &CreateRequest, quiet: bool) -> Out
         _ => None,
     };
     let indicator = ActivityIndicator::new(command.program, quiet, "Reserving space", growth);
-    let made = create::make(name, &request.format, &settings).await;
+    let made = create::make_on(name, &request.format, &settings).await;
     drop(indicator);
-    made.map_err(|error| {
+    let short = made.map_err(|error| {
         hint::about_space(name, &error, size_bytes);
         failed(error)
     })?;
+    if let Some(short) = short.filter(|_| report::is_own() && !quiet) {
+        warn_of_short(name, short);
+    }
     Ok(0)
+}
+
+/// Says that a device or export is too small for all of the image's disk. QEMU's programs do not.
+fn warn_of_short(name: &str, short: ShortStorage) {
+    let ShortStorage {
+        len_bytes,
+        full_bytes,
+    } = short;
+    report::warning(format_args!(
+        "'{name}' has {len_bytes} bytes, but the image needs {full_bytes} bytes when all of its \
+         disk is written. Writes will fail with 'No space left on device' before that: extend \
+         '{name}' to {full_bytes} bytes, or create a smaller disk"
+    ));
 }

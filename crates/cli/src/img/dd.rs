@@ -13,7 +13,9 @@ use super::command::{
     open_failure, reading_once, size,
 };
 use super::common::{self, CommonArgs};
+use super::convert_onto_source;
 use super::convert_stdout;
+use super::cut_short;
 use super::help;
 use super::unfinished::Unfinished;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
@@ -108,6 +110,9 @@ async fn copy_blocks(
     let flags = reading_once(CacheMode::default(), arguments.common.force_share);
     let opened = open_device(&spec, &flags).await;
     let source = opened.map_err(|error| open_failure(input, &error))?;
+    if report::is_own_name(command.program) {
+        cut_short::refuse(std::slice::from_ref(&source)).await?;
+    }
     let format = &arguments.output_format;
     if format_options(format).is_none() {
         return fail("Unknown file format");
@@ -119,6 +124,7 @@ async fn copy_blocks(
     let skip_bytes = arguments.skip.saturating_mul(arguments.block_bytes);
     let mut settings = create::settings(output, format)?;
     settings.set("size", &end_bytes.saturating_sub(skip_bytes).to_string())?;
+    convert_onto_source::refuse_names(std::slice::from_ref(&source), [output])?;
     unfinished.makes(output);
     create::make(output, format, &settings)
         .await

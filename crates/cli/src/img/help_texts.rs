@@ -200,7 +200,10 @@ const COMMIT: Text = Text {
         OBJECT,
         FILENAME,
     ],
-    closing: "",
+    closing: "
+Called vellum, --base must be given, since other images may stand on the file that is changed. If
+it is the backing file of FILENAME, the image is emptied unless there is --drop.
+",
 };
 
 const COMPARE: Text = Text {
@@ -309,6 +312,10 @@ const CONVERT: Text = Text {
         (
             "--reproducible",
             "the same content and options give the same bytes, whatever the machine does",
+        ),
+        (
+            "--accept-missing",
+            "copy zeroes for what a source lacks whose file was cut short",
         ),
         OBJECT,
         ("SRC_FILENAME", "a source"),

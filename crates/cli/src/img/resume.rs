@@ -20,8 +20,7 @@
 //!   They are given back first, and a target with any contradiction is refused.
 //! - The journal is locked as long as the copy runs, so that nobody else goes on with it,
 //!   and whoever changes the target holds its locks as for any image.
-//! - Sources are known by place, length and time of change of every file of their chains.
-//!   What has no such time (a block device) is refused.
+//! - Sources are known by the versions of all files of their chains. What has none (a block device) is refused.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -35,16 +34,15 @@ use vellum_control::CacheMode;
 use vellum_control::create_options::CreateSettings;
 use vellum_control::layer_files::layer_files;
 use vellum_format::features::Incompatible;
-use vellum_io::error::io_text;
 use vellum_jobs::copy::{CopyOptions, Observer};
 use vellum_jobs::resume::{PieceError, copy_in_pieces, is_in_place};
-use vellum_storage::{FileOptions, FileStorage};
+use vellum_storage::{FileOptions, FileStorage, SourceVersion};
 
 use super::check::{CHECKSUMS_GIVEN_UP, has_checksums};
 use super::command::{Command, Failure, Outcome, cache_mode, fail, open_failure};
 use super::convert::{copy_failure, copy_options, make_target, open_target, target_settings};
 use super::convert_args::Arguments;
-use super::file_version::FileVersion;
+use super::convert_onto_source;
 use super::note::{Note, claim_journal};
 use super::target_files::TargetFiles;
 use super::unfinished::Unfinished;
@@ -54,7 +52,7 @@ use crate::{hint, report};
 
 /// Bytes of the disk between two entries of the journal; whole clusters of any size.
 const PIECE_BYTES: u64 = 256 << 20;
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 const SECTOR_BYTES: u64 = 512;
 
 /// Copies the sources, from where an earlier copy has ended.
@@ -74,11 +72,12 @@ pub async fn convert(
     if cache == CacheMode::UNSAFE {
         return fail("--journal needs a target that can be flushed, not -t unsafe");
     }
-    let identity = identity(arguments, format, sources)?;
+    let identity = identity(arguments, format, sources).await?;
     let settings = target_settings(arguments, format, target_name, sources)?;
     if settings.text("backing_file").is_some() {
         return fail("--journal is not possible with a backing file");
     }
+    convert_onto_source::refuse_names(sources, [target_name])?;
     let files = TargetFiles::of(target_name, format, &settings)?;
     let mut journal = Journal::claim(target_name, files)?;
     let (start_bytes, size_bytes) = match journal.go_on(&identity, target_name)? {
@@ -177,7 +176,7 @@ fn check(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// Everything that decides what the target becomes.
-fn identity(
+async fn identity(
     arguments: &Arguments,
     format: &str,
     sources: &[Arc<dyn BlockDevice>],
@@ -187,18 +186,26 @@ fn identity(
         let mut next = Some(source.clone());
         while let Some(device) = next {
             let info = device.info();
-            let mut names: Vec<String> = layer_files(&*device)
-                .iter()
-                .map(|storage| storage.name().to_owned())
-                .collect();
-            if names.is_empty() {
-                names.push(info.name);
+            let storages = layer_files(&*device);
+            let mut versions = Vec::new();
+            if storages.is_empty() {
+                match SourceVersion::of_path(Path::new(&info.name)).await {
+                    SourceVersion::Known(version) => versions.push(json!([info.name, version])),
+                    SourceVersion::Unknown => return unknown_source(&info.name),
+                }
             }
-            let known: Result<Vec<_>, _> = names.iter().map(|name| source_identity(name)).collect();
+            for storage in storages {
+                match SourceVersion::of_storage(&*storage).await {
+                    SourceVersion::Known(version) => {
+                        versions.push(json!([storage.name(), version]))
+                    }
+                    SourceVersion::Unknown => return unknown_source(storage.name()),
+                }
+            }
             files.push(json!({
                 "format": info.format,
                 "virtual-size": device.size_bytes(),
-                "files": known?,
+                "files": versions,
             }));
             next = device.backing();
         }
@@ -215,17 +222,11 @@ fn identity(
     }))
 }
 
-/// A file that is the same and has not been changed.
-fn source_identity(name: &str) -> Result<Value, Failure> {
-    let file = std::fs::metadata(name).map_err(|error| {
-        Failure::Message(format!("Cannot look at '{name}': {}", io_text(&error)))
-    })?;
-    match FileVersion::of(&file) {
-        Some(version) => Ok(version.all()),
-        None => fail(format!(
-            "--journal needs sources that are files: of '{name}' nobody knows when it was changed"
-        )),
-    }
+fn unknown_source<T>(name: &str) -> Result<T, Failure> {
+    fail(format!(
+        "--journal needs sources whose changes are noticed, and the version of '{name}' is unknown: it is no regular \
+         file, or it was changed a moment ago, and the same command works in some seconds"
+    ))
 }
 
 /// Refuses a target that has another name: where it cannot be marked, nobody who opens it by that can know of the journal.

@@ -16,7 +16,7 @@ use super::command::{
     Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, open_failure, reading_once,
 };
 use super::common::{self, CommonArgs};
-use super::help;
+use super::{help, snapshot};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::progress::{Progress, SharedProgress};
 use crate::report;
@@ -163,6 +163,9 @@ async fn seal_image(command: Command<'_>, spec: &ImageSpec, arguments: &Argument
     };
     let sealed = image.seal(options).await;
     progress.end();
+    if sealed.is_ok() {
+        snapshot::warn_of_danger(image);
+    }
     let closed = device.close().await;
     let sealed = sealed.map_err(|error| failure(&spec.name, &error))?;
     closed.map_err(|error| failure(&spec.name, &error))?;

@@ -7,7 +7,7 @@ use vellum::qcow2::AsQcow2;
 
 use vellum::qcow2::{NewSnapshot, Qcow2, SnapshotSelector};
 use vellum::{BlockDevice, Error, ErrorKind};
-use vellum_control::{ImageSpec, OpenFlags, error_text, open_device};
+use vellum_control::{ImageSpec, OpenFlags, error_text, open_device, qemu_repair};
 use vellum_io::error::errno_text;
 use vellum_io::lane;
 
@@ -153,11 +153,22 @@ async fn create(image: Option<&Qcow2>, name: &str) -> Result<(), Failure> {
         ..NewSnapshot::default()
     };
     match image.create_snapshot(new).await {
-        Ok(_) => Ok(()),
+        Ok(_) => {
+            warn_of_danger(image);
+            Ok(())
+        }
         Err(error) => {
             about_space(image, &error);
             fail(failed(errno_text(error.errno())))
         }
+    }
+}
+
+/// Warns of what QEMU's tool would do to the snapshots of an image. QEMU's command line says nothing of it.
+pub(super) fn warn_of_danger(image: &Qcow2) {
+    let danger = qemu_repair::snapshots_in_danger(image);
+    if let Some(danger) = danger.filter(|_| report::is_own()) {
+        report::warning(danger);
     }
 }
 

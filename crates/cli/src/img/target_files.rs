@@ -11,7 +11,7 @@ use vellum_control::filename;
 use vellum_storage::copy_journal;
 
 use super::command::{Failure, fail};
-use super::file_version::FileVersion;
+use super::file_identity::file_identity;
 use super::note::cannot;
 
 /// Where they are: the one that the target is named by first, then its data file or its extents.
@@ -89,7 +89,7 @@ fn identity(path: &Path) -> Option<Value> {
     let made = file.created().ok();
     let made = made.and_then(|made| made.duration_since(SystemTime::UNIX_EPOCH).ok());
     let made = made.map(|made| json!([made.as_secs(), made.subsec_nanos()]));
-    FileVersion::of(&file).map(|version| json!([version.file(), made]))
+    file_identity(&file).map(|file| json!([file, made]))
 }
 
 fn mark(path: &Path, id: &str) -> std::io::Result<bool> {

@@ -78,6 +78,11 @@ fn damage(facts: &Facts, qcow2: &Qcow2Facts, all: &mut Vec<Advice>) {
             ..advice(code, text, Some(command))
         });
     };
+    if let Some(found) = &qcow2.cut_short {
+        let text = format!("Data is lost: {found}");
+        let command = format!("vellum convert --accept-missing {name} NEW");
+        urgent("cut-short", text, command);
+    }
     match &qcow2.check {
         Some(Err(why)) => {
             let text = format!("The metadata cannot be checked: {why}");

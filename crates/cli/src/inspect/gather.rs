@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use vellum::qcow2::AsQcow2;
 
-use vellum::qcow2::check::{CheckOptions, CheckReport, ProgressSink, check};
+use vellum::qcow2::check::{CheckOptions, CheckReport, CutShort, ProgressSink, check, cut_short};
 use vellum::qcow2::info::ImageInfo;
 use vellum::qcow2::survey::{Survey, SurveyOptions, survey};
 use vellum::{BlockDevice, Extent, Storage};
@@ -41,6 +41,8 @@ pub struct Layer {
 pub struct Qcow2Facts {
     pub info: ImageInfo,
     pub survey: Survey,
+    /// What the file lacks.
+    pub cut_short: Option<CutShort>,
     /// What a check says; `None` if it was not wanted, or why it failed.
     pub check: Option<Result<CheckReport, String>>,
     /// What copy-on-write costs an overlay.
@@ -203,6 +205,7 @@ async fn look_inside(
         .on_progress(Some(sink(progress)));
     Ok(Qcow2Facts {
         info,
+        cut_short: cut_short(file.clone()).await?,
         survey: survey(file, &options).await?,
         check: checked,
         growth: None,

@@ -75,6 +75,8 @@ fn inside(qcow2: &Qcow2Facts) -> Value {
     add("counted", survey.counted_bytes.into());
     add("clusters", clusters(qcow2));
     add("metadata", metadata(qcow2));
+    let missing = qcow2.cut_short.map_or(0, |found| found.missing_bytes);
+    add("missing", missing.into());
     add("only-in-snapshots", survey.only_in_snapshots_bytes.into());
     let snapshots = survey.snapshots.iter().zip(&info.snapshots);
     let snapshots = snapshots.map(|(space, snapshot)| {

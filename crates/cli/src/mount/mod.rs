@@ -17,14 +17,14 @@ use std::sync::Arc;
 use futures_util::future::select;
 use vellum::BlockDevice;
 use vellum_control::OpenFlags;
-use vellum_export::fuse::{AllowOther, Export, ExportOptions};
+use vellum_export::fuse::{AllowOther, Export, ExportOptions, remove_dead_mounts};
 use vellum_export::nbd::Stop;
 use vellum_io::error::io_text;
 use vellum_io::{lane, program, spawn};
 
 use crate::server::{
-    Failure, Process, Ready, ServedImage, catch_signals, close, daemonize, stop_on_signal,
-    write_pid_file,
+    Failure, Process, Ready, ServedImage, allow_many_files, catch_signals, close, daemonize,
+    stop_on_signal, write_pid_file,
 };
 use crate::version::version;
 use crate::{hint, report};
@@ -105,6 +105,7 @@ fn start(arguments: &Arguments) -> Result<(), Failure> {
     let Process::Server(ready) = daemonize(arguments.fork)? else {
         return Ok(());
     };
+    allow_many_files();
     let stop = Stop::new();
     let signals = catch_signals()?;
     lane::block_on(async {
@@ -114,6 +115,7 @@ fn start(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 async fn run(arguments: &Arguments, ready: Option<Ready>, stop: &Stop) -> Result<(), Failure> {
+    remove_dead_mounts(&absolute(&arguments.mountpoint)?);
     // Signals do not end the program by themselves any more.
     let Some(device) = stop.or_give_up(open(arguments)).await else {
         return Ok(());

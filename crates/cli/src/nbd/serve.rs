@@ -18,8 +18,8 @@ use vellum_io::{lane, program, spawn};
 use super::arguments::{Arguments, DEFAULT_ADDRESS, DEFAULT_PORT};
 use crate::img::snapshot;
 use crate::server::{
-    Failure, Process, Ready, activated_sockets, catch_signals, close, daemonize, failures,
-    listen_tcp, listen_unix, log, stop_on_signal, take_sockets, write_pid_file,
+    Failure, Process, Ready, activated_sockets, allow_many_files, catch_signals, close, daemonize,
+    failures, listen_tcp, listen_unix, log, stop_on_signal, take_sockets, write_pid_file,
 };
 use crate::{hint, report};
 
@@ -37,6 +37,7 @@ pub(super) fn serve(arguments: Arguments) -> Result<(), Failure> {
     let Process::Server(ready) = daemonize(arguments.fork)? else {
         return Ok(());
     };
+    allow_many_files();
     let stop = Stop::new();
     let signals = catch_signals()?;
     lane::block_on(async {

@@ -89,7 +89,7 @@ pub(super) struct Arguments {
     pub(super) fuse: Option<String>,
     pub(super) export_name: String,
     /// How many NBD clients are served at once; 0: any number.
-    pub(super) shared: usize,
+    pub(super) shared: Option<usize>,
     pub(super) queues: Option<u16>,
     pub(super) serial: Option<String>,
     pub(super) allow_other: bool,
@@ -139,7 +139,7 @@ impl Arguments {
             Id::Version => self.action = Action::Version,
             Id::Nbd => self.nbd = Some(value),
             Id::ExportName => self.export_name = value,
-            Id::Shared => self.shared = number(&value, "--shared")?,
+            Id::Shared => self.shared = Some(number(&value, "--shared")?),
             Id::VhostUser => self.vhost_user = Some(value),
             Id::Queues => self.queues = Some(number(&value, "--queues")?),
             Id::Serial => self.serial = Some(value),
@@ -196,7 +196,12 @@ impl Arguments {
             return fail("--detect-zeroes=unmap is not allowed with --discard=ignore");
         }
         for (given, name, needed, without) in [
-            (self.shared != 0, "--shared", "--nbd", self.nbd.is_none()),
+            (
+                self.shared.is_some(),
+                "--shared",
+                "--nbd",
+                self.nbd.is_none(),
+            ),
             (
                 !self.export_name.is_empty(),
                 "--export-name",
@@ -267,7 +272,7 @@ mod tests {
         let arguments = parse(line).expect("valid");
         assert_eq!(arguments.image, "a.qcow2");
         assert_eq!(arguments.queues, Some(4));
-        assert!(!arguments.read_only && !arguments.keep_space && arguments.shared == 0);
+        assert!(!arguments.read_only && !arguments.keep_space && arguments.shared.is_none());
         assert!(parse("-l one --fuse disk a").expect("valid").read_only);
     }
 

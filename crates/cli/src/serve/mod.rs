@@ -11,7 +11,7 @@ mod arguments;
 mod lines;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -26,8 +26,8 @@ use vellum_io::{JoinHandle, lane, program, spawn};
 
 use crate::manual::pages;
 use crate::server::{
-    Failure, Process, Ready, ServedImage, catch_signals, close, daemonize, listen_unix, log,
-    stop_on_signal, write_pid_file,
+    Failure, Process, Ready, ServedImage, allow_many_files, catch_signals, close, daemonize,
+    listen_unix, log, stop_on_signal, write_pid_file,
 };
 use crate::version::version;
 use crate::{hint, report};
@@ -35,6 +35,9 @@ use arguments::{Action, Arguments};
 use lines::{Place, lines};
 
 pub use arguments::options;
+
+/// NBD clients served at once where nothing is said: as many as by the daemon.
+const DEFAULT_CLIENTS: usize = 100;
 
 /// Runs the tool and returns its exit code.
 pub fn main(program: &str, args: Vec<OsString>) -> i32 {
@@ -78,7 +81,7 @@ Where the disk is to be had (at least one):
 
 More about these:
   -x, --export-name=NAME     name of the NBD export (default: empty)
-  -e, --shared=N             NBD clients served at once (default 0: any number)
+  -e, --shared=N             NBD clients served at once (default 100; 0: any number)
       --queues=N             queues of the vhost-user disk (default 1)
       --serial=TEXT          its serial number, as the guest sees it
       --allow-other          let other users use FILE, as far as its mode says
@@ -111,6 +114,7 @@ fn start(arguments: &Arguments) -> Result<(), Failure> {
     let Process::Server(ready) = daemonize(arguments.fork)? else {
         return Ok(());
     };
+    allow_many_files();
     let stop = Stop::new();
     let signals = catch_signals()?;
     lane::block_on(async {
@@ -120,6 +124,9 @@ fn start(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 async fn run(arguments: &Arguments, ready: Option<Ready>, stop: &Stop) -> Result<(), Failure> {
+    if let Some(file) = &arguments.fuse {
+        fuse::remove_dead_mounts(Path::new(&absolute(file)?));
+    }
     // Signals do not end the program by themselves any more.
     let Some(device) = stop.or_give_up(open(arguments)).await else {
         return Ok(());
@@ -221,9 +228,10 @@ impl Served {
         let listener = listen_unix(socket)?;
         let mut export = nbd::Export::new(arguments.export_name.clone(), device.clone());
         export.read_only |= arguments.read_only;
-        export.multi_conn = arguments.shared != 1;
+        let clients = arguments.shared.unwrap_or(DEFAULT_CLIENTS);
+        export.multi_conn = clients != 1;
         let options = ServerOptions {
-            max_connections: arguments.shared,
+            max_connections: clients,
             persistent: true,
             log: Some(log(false)),
             ..ServerOptions::default()

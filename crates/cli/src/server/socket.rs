@@ -26,10 +26,16 @@ pub fn check_free(path: &str) -> Result<(), String> {
     let why = match fs::symlink_metadata(path) {
         Err(_) => return Ok(()),
         Ok(found) if !found.file_type().is_socket() => "it is no socket; choose another path",
-        Ok(_) if is_live(Path::new(path)) => {
-            "a server listens there; end that first, or choose another path"
-        }
-        Ok(_) => return Ok(()),
+        Ok(_) => match is_live(Path::new(path)) {
+            Ok(true) => "a server listens there; end that first, or choose another path",
+            Ok(false) => return Ok(()),
+            Err(error) => {
+                return Err(format!(
+                    "Failed to bind socket to {path}: {}",
+                    error.message()
+                ));
+            }
+        },
     };
     Err(format!("Failed to bind socket to {path}: {why}"))
 }
@@ -37,14 +43,16 @@ pub fn check_free(path: &str) -> Result<(), String> {
 /// Whether somebody answers at `path`. A server that was killed can hold its socket for a
 /// while after its end was told (the kernel still takes its rings apart): whoever connects
 /// then is thrown out, so only a connection that lasts, or that is greeted, counts.
-fn is_live(path: &Path) -> bool {
+fn is_live(path: &Path) -> vellum::Result<bool> {
     let (sender, receiver) = channel();
     let path = path.to_owned();
-    std::thread::spawn(move || {
+    let asking = move || {
         // Nobody listens to the answer only if it comes too late.
         let _ = sender.send(is_answered(&path));
-    });
-    receiver.recv_timeout(PATIENCE).unwrap_or(true)
+    };
+    let started = std::thread::Builder::new().spawn(asking);
+    started.map_err(|error| vellum::Error::no_thread(&error))?;
+    Ok(receiver.recv_timeout(PATIENCE).unwrap_or(true))
 }
 
 fn is_answered(path: &Path) -> bool {

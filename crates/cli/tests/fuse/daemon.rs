@@ -8,6 +8,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::disk::overwrite;
 use crate::place::{Place, is_mounted, wait_for};
 
 /// A client of a monitor.
@@ -131,6 +132,27 @@ fn exports_come_and_go_by_the_monitor() {
     place.check_image(&model);
 }
 
+/// QEMU keeps the size of an export that is not growable.
+#[test]
+fn programs_that_truncate_what_they_write_cut_no_export() {
+    for format in ["qcow2", "raw"] {
+        let place = Place::of_format(format, "8M");
+        let write = ["-f", format, "-c", "write -q -P 5 0 8M", "image"];
+        place.must("qemu-io", &write);
+        let node = format!(
+            "{format},node-name=node,file.driver=file,file.filename={}",
+            place.word("image")
+        );
+        let fuse = format!(
+            "fuse,id=one,node-name=node,mountpoint={},writable=on",
+            place.word("disk")
+        );
+        let server = place.start(&["daemon", "--blockdev", &node, "--export", &fuse]);
+        overwrite(&place, true);
+        server.end();
+    }
+}
+
 /// A node may be made longer or shorter while nobody relies on its size; its own file may take
 /// the place of the image.
 #[test]
@@ -193,4 +215,61 @@ fn a_disk_may_take_the_place_of_its_image() {
     server.end();
     let image = fs::read(place.path("disk")).expect("the image");
     assert_eq!(image[..4], *b"QFI\xfb");
+}
+
+/// An image in the file of an export: what its node has not written yet goes there at the end.
+#[test]
+fn a_disk_that_stands_on_an_export_is_whole_after_a_clean_shutdown() {
+    let place = Place::of_format("raw", "32M");
+    let vellum = env!("CARGO_BIN_EXE_vellum");
+    let file = format!(
+        "raw,node-name=below,file.driver=file,file.filename={}",
+        place.word("image")
+    );
+    let fuse = format!(
+        "fuse,id=file,node-name=below,mountpoint={},writable=on,growable=on",
+        place.word("disk")
+    );
+    let chardev = "socket,id=qmp,path=qmp,server=on,wait=off";
+    let server = place.start(&[
+        "daemon",
+        "--blockdev",
+        &file,
+        "--export",
+        &fuse,
+        "--chardev",
+        chardev,
+        "--monitor",
+        "qmp",
+    ]);
+    place.must(vellum, &["create", "-q", "-f", "qcow2", "disk", "16M"]);
+    // By another name, as a configuration may have it.
+    std::os::unix::fs::symlink(place.path("disk"), place.path("link")).expect("a link");
+    let mut monitor = Monitor::connect(&place.path("qmp"));
+    let image = json!({"driver": "file", "filename": place.word("link")});
+    let above = json!({"driver": "qcow2", "node-name": "above", "file": image});
+    monitor.must("blockdev-add", above);
+    let socket = json!({"type": "unix", "data": {"path": place.word("nbd")}});
+    monitor.must("nbd-server-start", json!({"addr": socket}));
+    let nbd = json!({"type": "nbd", "id": "above", "node-name": "above", "name": "above", "writable": true});
+    monitor.must("block-export-add", nbd);
+    let url = format!("nbd+unix:///above?socket={}", place.word("nbd"));
+    // A client that never flushes.
+    place.must(
+        "qemu-io",
+        &[
+            "-t",
+            "unsafe",
+            "-f",
+            "raw",
+            "-c",
+            "write -q -P 5 0 8M",
+            &url,
+        ],
+    );
+    drop(monitor);
+    server.end();
+    let mut model = vec![0; 16 << 20];
+    model[..8 << 20].fill(5);
+    place.check_image(&model);
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
-use crate::place::{Place, transports};
+use crate::place::{Place, is_mounted, transports, wait_for};
 
 const SIZE_BYTES: usize = 8 << 20;
 const KEEP: FallocateFlags = FallocateFlags::KEEP_SIZE;
@@ -184,18 +184,53 @@ fn a_disk_grows_only_where_it_may() {
 }
 
 #[test]
+fn programs_that_truncate_what_they_write_cut_only_a_growable_disk() {
+    for options in [&[][..], &["--growable"]] {
+        let place = Place::new("8M");
+        place.must("qemu-io", &["-c", "write -q -P 5 0 8M", "image"]);
+        let server = place.mount(options);
+        overwrite(&place, options.is_empty());
+        server.end();
+    }
+}
+
+/// Writes over the start of the disk as `cp`, `dd` and a shell do.
+pub fn overwrite(place: &Place, keeps_size: bool) {
+    fs::write(place.path("new"), vec![7; 65536]).expect("a file");
+    let (new, disk) = (place.word("new"), place.word("disk"));
+    let to_disk = [&format!("if={new}"), &format!("of={disk}"), "status=none"];
+    let empty = format!(": > {disk}");
+    let programs: [(&str, &[&str], usize); 3] = [
+        ("sh", &["-c", &empty], 0),
+        ("cp", &[&new, &disk], 65536),
+        ("dd", &to_disk, 65536),
+    ];
+    for (program, words, written) in programs {
+        place.must(program, words);
+        let held = fs::read(place.path("disk")).expect("the disk");
+        assert!(held[..written] == vec![7; written], "{program}");
+        if keeps_size {
+            assert_eq!(held.len(), SIZE_BYTES, "{program}");
+            assert!(held[written..].iter().all(|&byte| byte == 5), "{program}");
+        } else {
+            assert_eq!(held.len(), written, "{program}");
+        }
+    }
+}
+
+#[test]
 fn nothing_changes_where_only_reading_is_allowed() {
     let place = Place::new("8M");
     place.must("qemu-io", &["-c", "write -P 5 0 1M", "image"]);
     let server = place.mount(&["--read-only"]);
-    let file = open(&place);
-    assert_eq!(errno(file.write_at(b"x", 0)), Some(libc::EACCES));
-    assert_eq!(errno(fallocate(&file, PUNCH, 0, 4096)), Some(libc::EACCES));
-    assert_eq!(errno(file.set_len(5)), Some(libc::EACCES));
     let disk = place.path("disk");
-    let writable = fs::set_permissions(&disk, Permissions::from_mode(0o600));
-    assert_eq!(errno(writable), Some(libc::EROFS));
-    fs::set_permissions(&disk, Permissions::from_mode(0o500)).expect("other modes");
+    let writer = File::options().write(true).open(&disk);
+    assert_eq!(errno(writer), Some(libc::EROFS));
+    for mode in [0o600, 0o500] {
+        let changed = fs::set_permissions(&disk, Permissions::from_mode(mode));
+        assert_eq!(errno(changed), Some(libc::EROFS));
+    }
+    let file = File::open(&disk).expect("the disk");
     let mut bytes = [0; 4096];
     file.read_exact_at(&mut bytes, (1 << 20) - 2048)
         .expect("a read");
@@ -223,6 +258,64 @@ fn an_unmount_ends_the_program_and_nothing_is_lost() {
         model[3000..8000].fill(byte);
         place.check_image(&model);
     }
+}
+
+/// `umount` returns while the server has the image open: what was written must be there by then.
+#[test]
+fn an_image_that_is_copied_has_what_was_written_to_files_that_are_closed() {
+    let place = Place::new("8M");
+    let server = place.mount(&[]);
+    let file = open(&place);
+    file.write_all_at(&vec![7; 4 << 20], 0).expect("a write");
+    drop(file);
+    fs::copy(place.path("image"), place.path("copy")).expect("a copy");
+    server.end();
+    let convert = ["convert", "-f", "qcow2", "-O", "raw", "copy", "raw"];
+    place.must("qemu-img", &convert);
+    let held = fs::read(place.path("raw")).expect("the copy");
+    assert!(held[..4 << 20].iter().all(|&byte| byte == 7));
+}
+
+/// Only its own mount is taken away, and that wherever it is by then.
+#[test]
+fn a_server_that_ends_leaves_the_mounts_of_others() {
+    let place = Place::new("8M");
+    place.must("qemu-img", &["create", "-q", "-f", "qcow2", "other", "1M"]);
+    fs::create_dir(place.path("before")).expect("a folder");
+    place.touch("before/disk");
+    let moved = place.start_at(
+        "before/disk",
+        &["mount", "-f", "qcow2", "image", "before/disk"],
+    );
+    fs::rename(place.path("before"), place.path("after")).expect("another name");
+    assert!(is_mounted(&place.path("after/disk")));
+    moved.end();
+    assert!(!is_mounted(&place.path("after/disk")));
+
+    let mut below = place.mount(&[]);
+    let above = place.start_bare(&["mount", "-f", "qcow2", "other", "disk"]);
+    let size_bytes = || fs::metadata(place.path("disk")).expect("the disk").len();
+    wait_for("the other disk", || size_bytes() == 1 << 20);
+    below.signal("-TERM");
+    assert_eq!(below.wait(), Some(0));
+    assert_eq!(size_bytes(), 1 << 20, "still there");
+    // The mount that the first server had to leave below is gone too.
+    above.end();
+}
+
+#[test]
+fn an_image_that_was_mounted_over_itself_is_mounted_again_after_a_kill() {
+    let place = Place::new("8M");
+    let server = place.start_at("image", &["mount", "-f", "qcow2", "image", "image"]);
+    server.signal("-KILL");
+    drop(server);
+    wait_for("the end of the mount", || {
+        fs::metadata(place.path("image")).is_err()
+    });
+    place
+        .start_at("image", &["mount", "-f", "qcow2", "image", "image"])
+        .end();
+    place.check_image(&vec![0; SIZE_BYTES]);
 }
 
 #[test]

@@ -72,6 +72,52 @@ fn a_file_system_is_made_used_and_sound() {
     server.end();
 }
 
+/// The kernel opens a read-only device for writing, and fails the writes.
+#[test]
+fn a_read_only_device_is_read_and_nothing_else() {
+    let place = Place::new("8M");
+    let vellum = env!("CARGO_BIN_EXE_vellum");
+    let image = place.word("image");
+    let attach = |options: &[&str]| {
+        let words = [&["--find", "--show"], options, &[image.as_str()]].concat();
+        let device = place.must("losetup", &words).trim().to_owned();
+        Loop {
+            place: &place,
+            device,
+        }
+    };
+    let read_only = attach(&["--read-only"]);
+    let device = read_only.device.as_str();
+    let write = ["io", "-f", "raw", "-c", "write -q 0 512", device];
+    for words in [&["create", "-q", "-f", "raw", device, "64K"][..], &write] {
+        let output = place.run(vellum, words);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        assert!(
+            said.contains("The device is not writable: Permission denied"),
+            "{said}"
+        );
+    }
+    for driver in ["raw", "qcow2"] {
+        let node = format!("driver={driver},auto-read-only=on,file.driver=host_device");
+        let node = format!("{node},file.filename={device}");
+        let words = ["io", "--image-opts", "-c", "read -q 0 512", &node];
+        place.must(vellum, &words);
+        let words = ["io", "--image-opts", "-c", "write -q 0 512", &node];
+        assert!(!place.run(vellum, &words).status.success());
+    }
+    drop(read_only);
+    // What was an image before is none any more.
+    let device = attach(&[]);
+    place.must(
+        vellum,
+        &["create", "-q", "-f", "raw", &device.device, "64K"],
+    );
+    drop(device);
+    let held = fs::read(place.path("image")).expect("the image");
+    assert!(held[..512] == [0; 512] && held[512..].iter().any(|&byte| byte != 0));
+}
+
 /// Direct and asynchronous requests, many at once, on the file itself.
 #[test]
 fn deep_queues_keep_what_was_written() {

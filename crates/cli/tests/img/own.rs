@@ -45,6 +45,38 @@ fn a_chain_that_bites_its_tail_is_refused() {
     twins.same("info --backing-chain loop");
 }
 
+/// `-U` takes no locks, which would keep a copy from its own source.
+#[test]
+fn a_copy_onto_its_own_source_is_refused() {
+    let twins = Twins::new(&[
+        "qemu-img create -q -f raw base 1M",
+        "qemu-img create -q -f qcow2 -b base -F raw disk",
+    ]);
+    std::fs::write(twins.ours("base"), [7; 1 << 20]).unwrap();
+    for name in ["base", "disk"] {
+        std::fs::hard_link(twins.ours(name), twins.ours(&format!("{name}.link"))).unwrap();
+        let before = std::fs::read(twins.ours(name)).unwrap();
+        for target in [
+            name.to_owned(),
+            format!("{name}.link"),
+            format!("file:{name}.link"),
+        ] {
+            for option in ["-q", "-n", "-W"] {
+                let words = [
+                    "convert", "-U", option, "-f", "qcow2", "-O", "raw", "disk", &target,
+                ];
+                let answer = twins.run_ours(&words);
+                assert_eq!(answer.code, Some(1), "{target} {option}: {answer:?}");
+                assert!(answer.err.contains("is the same file as"), "{answer:?}");
+                assert!(
+                    std::fs::read(twins.ours(name)).unwrap() == before,
+                    "{target} {option}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn a_failed_create_leaves_no_file() {
     let twins = Twins::new(&[]);

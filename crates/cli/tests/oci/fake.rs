@@ -1,7 +1,7 @@
 //! A server that answers whatever a test wants, and remembers what it was asked.
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -103,6 +103,28 @@ impl Fake {
     }
 }
 
+/// Reads what comes behind a head: what is left of it would be taken for the next request.
+fn skip_body(reader: &mut impl BufRead, lower: &str) -> std::io::Result<()> {
+    let value = |name: &str| lower.lines().find_map(|line| line.strip_prefix(name));
+    if let Some(len_bytes) = value("content-length: ").and_then(|value| value.parse().ok()) {
+        std::io::copy(&mut reader.take(len_bytes), &mut std::io::sink())?;
+        return Ok(());
+    }
+    if value("transfer-encoding: ").is_none() {
+        return Ok(());
+    }
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line)?;
+        let len_bytes = u64::from_str_radix(line.trim(), 16).unwrap_or(0);
+        // The end of the chunk's line too.
+        std::io::copy(&mut reader.take(len_bytes + 2), &mut std::io::sink())?;
+        if len_bytes == 0 {
+            return Ok(());
+        }
+    }
+}
+
 fn serve(client: &TcpStream, world: &Mutex<World>) -> std::io::Result<()> {
     let mut reader = BufReader::new(client.try_clone()?);
     loop {
@@ -112,8 +134,9 @@ fn serve(client: &TcpStream, world: &Mutex<World>) -> std::io::Result<()> {
                 return Ok(());
             }
         }
-        let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
         let lower = head.to_lowercase();
+        skip_body(&mut reader, &lower)?;
+        let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
         let (answer, challenge) = {
             let mut world = world.lock().unwrap();
             world.asked.push((path.clone(), head.clone()));

@@ -188,11 +188,13 @@ fn what_a_file_refuses_is_no_failure_of_the_disk() {
         daemon.must("block-export-add", export);
     }
     let write = |name: &str, at: u64| {
-        let file = std::fs::File::options().write(true).open(place.path(name));
-        file.expect("a file").write_at(&[1; 4096], at)
+        let file = std::fs::File::options()
+            .write(true)
+            .open(place.path(name))?;
+        file.write_at(&[1; 4096], at)
     };
     let errno = |written: std::io::Result<usize>| written.expect_err("refused").raw_os_error();
-    assert_eq!(errno(write("read", 0)), Some(libc::EACCES));
+    assert_eq!(errno(write("read", 0)), Some(libc::EROFS));
     assert_eq!(errno(write("write", 1 << 20)), Some(libc::EIO));
     assert_eq!(write("write", 0).expect("written"), 4096);
     let stats = daemon.must("query-blockstats", json!({}));

@@ -181,13 +181,16 @@ fn what_a_client_has_just_discarded_is_cut_off() {
 #[test]
 fn leaked_clusters_that_keep_the_file_long_are_told() {
     let place = Place::new();
-    place.img("create -q -f qcow2 d 64M");
-    let daemon = start(&place);
-    let writes: Vec<String> = (0..24).map(|n| format!("write -q {n}M 1M")).collect();
-    let mut commands: Vec<&str> = writes.iter().map(String::as_str).collect();
-    commands.push("flush");
-    place.io(URI, &commands);
-    daemon.kill();
+    // An image of version 3 would tell the next open of them, which frees them.
+    place.img("create -q -f qcow2 -o compat=0.10 d 64M");
+    for kill in 0..4 {
+        let daemon = start(&place);
+        let writes = (8 * kill..8 * kill + 8).map(|n| format!("write -q {n}M 1M"));
+        let writes: Vec<String> = writes.chain(["flush".to_owned()]).collect();
+        let commands: Vec<&str> = writes.iter().map(String::as_str).collect();
+        place.io(URI, &commands);
+        daemon.kill();
+    }
     let mut daemon = start(&place);
     let arguments = json!({"job-id": "c", "device": "d", "auto-dismiss": false});
     daemon.must("x-vellum-compact", arguments);
@@ -205,7 +208,7 @@ fn leaked_clusters_that_keep_the_file_long_are_told() {
     assert!(!said.contains("leaked clusters"), "{said}");
     place.must("qemu-img", &["check", "d"]);
     let bytes = len_bytes(&place);
-    assert!(bytes < 25 * MIB, "{bytes}");
+    assert!(bytes < 33 * MIB, "{bytes}");
 }
 
 #[test]

@@ -209,7 +209,7 @@ fn what_makes_no_sense_is_refused() {
         ),
         (
             r#"json:{"driver":"raw","file":{"driver":"cache","directory":"cache","file":{"driver":"null-co"}}}"#,
-            "name this one with 'version'",
+            "name this version with 'version'",
         ),
     ] {
         let said = place.vellum(&gateway, &["info", image]);

@@ -25,7 +25,16 @@ fn with_cache() -> (Place, Sshd) {
     let mut folder = fs::DirBuilder::new();
     let made = folder.mode(0o700).create(place.path("cache"));
     made.expect("a folder");
+    // A file of a moment ago has no version.
+    set_time(&place, 1000);
     (place, server)
+}
+
+fn set_time(place: &Place, seconds_ago: u64) {
+    let file = fs::File::options().write(true).open(place.path("disk.raw"));
+    let time = SystemTime::now() - Duration::from_secs(seconds_ago);
+    let set = file.and_then(|file| file.set_modified(time));
+    set.expect("a time");
 }
 
 /// Changes the file as a program does that writes to it, so that its time is another one.
@@ -38,10 +47,7 @@ fn write_over(place: &Place, pattern: u8, seconds_ago: u64) {
         "disk.raw",
     ];
     place.good("qemu-io", &words);
-    let file = fs::File::options().write(true).open(place.path("disk.raw"));
-    let time = SystemTime::now() - Duration::from_secs(seconds_ago);
-    let set = file.and_then(|file| file.set_modified(time));
-    set.expect("a time");
+    set_time(place, seconds_ago);
 }
 
 #[test]

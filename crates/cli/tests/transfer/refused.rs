@@ -52,7 +52,13 @@ fn changes_of_something_else_are_refused() {
         "$VELLUM receive dst < changes",
         "'dst' has been changed since",
     );
-    place.done("cp -a kept dst && $VELLUM receive -q dst < changes");
+    // Times that were set back do not make it the same one again.
+    place.done("cp -a kept dst");
+    refused(
+        "$VELLUM receive dst < changes",
+        "'dst' has been changed since",
+    );
+    place.done("$VELLUM receive -q --force dst < changes");
     place.done("qemu-img compare -q src dst");
     assert_eq!(place.files("plain"), ["plain"]);
     assert_eq!(place.files("new"), [""; 0]);
@@ -269,6 +275,9 @@ fn a_source_that_nobody_can_tell_of_is_not_gone_on_with() {
     let said = place.fails(&format!(
         "$VELLUM send -f raw --resume {token} {served} | cat"
     ));
-    assert!(said.contains("Nobody can tell whether"), "{said}");
+    assert!(
+        said.contains("is unknown, so it may have changed"),
+        "{said}"
+    );
     place.done("kill $(cat pid)");
 }

@@ -250,6 +250,30 @@ fn a_repair_begins_with_the_log() {
     }
 }
 
+/// Killed while it brings writes back into an image with lazy refcounts, it leaves the mark which says that the
+/// refcounts are to be counted again.
+#[test]
+fn a_second_check_of_the_log_ends_what_a_killed_one_has_begun() {
+    let place = Place::new();
+    let words = ["create", "-q", "-f", "qcow2", "-o", "lazy_refcounts=on"];
+    place.vellum(&[&words[..], &["disk.qcow2", "64M"]].concat());
+    place.vellum(&["io", "-c", "write -q -P 7 0 4k", "disk.qcow2"]);
+    let path = place.0.path().join("disk.qcow2");
+    let mut image = std::fs::read(&path).expect("an image");
+    let data = image.len() / 65536 - 1;
+    // The last byte of the incompatible features has the mark; a refcount is missing.
+    image[79] |= 1;
+    image[131_072 + 2 * data..][..2].fill(0);
+    std::fs::write(&path, image).expect("written");
+    let told = place.vellum(&["check", "-r", "log", "disk.qcow2"]);
+    assert!(told.out.starts_with("No errors were found"), "{told:?}");
+    let image = std::fs::read(&path).expect("an image");
+    assert_eq!(image[79] & 1, 0);
+    place.expect_no_trace(&[(0, 7)]);
+    let told = place.vellum(&["check", "-r", "log", "disk.qcow2"]);
+    assert!(told.out.contains("there is nothing to do"), "{told:?}");
+}
+
 #[test]
 fn an_image_that_is_marked_as_damaged_is_repaired_before_its_log_comes_back() {
     let place = Place::new();

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use vellum::luks::CryptMethod;
 use vellum::{ErrorKind, Result, Storage};
+use vellum_foreign::{vhdx, vpc};
 
 use super::qcow2::is_of_the_disk;
 use super::reference::Role;
@@ -34,6 +35,7 @@ impl Audit<'_> {
             "qcow" => self.named_at(be64(head, 8), be32(head, 16)).await?,
             "qed" => self.qed(head).await?,
             "vpc" => self.vpc(head).await?,
+            "vhdx" => self.vhdx().await,
             "luks" => {
                 self.report
                     .note("encrypted", "a LUKS volume: its content is not looked at");
@@ -144,10 +146,44 @@ impl Audit<'_> {
         }
     }
 
-    /// VHD: a differencing disk names its parent in UTF-16.
+    /// VHDX: the parent that would be opened. What cannot be read is found when the image is checked.
+    async fn vhdx(&mut self) {
+        let options = vhdx::OpenOptions::default().read_only(true);
+        let parent = self
+            .in_time(vhdx::parent(self.storage.clone(), options))
+            .await;
+        if let Some(Ok(Some(parent))) = parent {
+            let named = parent.backing_name();
+            let (name, format) = named.map(|named| (named.name, named.format)).unzip();
+            self.refer(
+                Role::Parent,
+                name.as_deref(),
+                format.flatten().as_deref(),
+                true,
+            );
+        }
+    }
+
+    /// VHD: a differencing disk names its parent in UTF-16, and in locators of platforms, of which the first is
+    /// opened.
     async fn vpc(&mut self, head: &[u8]) -> Result<()> {
         const DIFFERENCING: u32 = 4;
         if be32(head, 60) != Some(DIFFERENCING) {
+            return Ok(());
+        }
+        let options = vpc::OpenOptions::default().read_only(true);
+        let parent = self
+            .in_time(vpc::parent(self.storage.clone(), options))
+            .await;
+        if let Some(Ok(Some(parent))) = parent
+            && let Some(named) = parent.backing_name()
+        {
+            self.refer(
+                Role::Parent,
+                Some(&named.name),
+                named.format.as_deref(),
+                true,
+            );
             return Ok(());
         }
         let offset = be64(head, 16).unwrap_or(0).min(i64::MAX as u64 - 2048);

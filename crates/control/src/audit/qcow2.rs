@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use vellum::luks::LuksHeader;
-use vellum::qcow2::check::{CheckOptions, FindingKind, check};
+use vellum::qcow2::check::{CheckOptions, FindingKind, check, cut_short};
 use vellum::qcow2::checksums::name_of_checksums;
 use vellum::qcow2::info::{ImageInfo, LiveLog, live_write_log};
 use vellum::qcow2::{read_header, read_snapshots};
@@ -255,6 +255,10 @@ impl Audit<'_> {
     }
 
     async fn check(&mut self, header: &Header) -> Result<()> {
+        let missing = self.in_time(cut_short(self.storage.clone())).await;
+        if let Some(Ok(Some(found))) = missing {
+            self.report.reject("cut-short", found.to_string());
+        }
         let told = Arc::new(Mutex::new(Vec::new()));
         let sink = told.clone();
         let options = CheckOptions::default()

@@ -5,6 +5,7 @@ use std::path::Path;
 use vellum_io::error::io_text;
 
 use super::{Audit, Permission, Policy};
+use crate::ova::MemberStorage;
 use crate::{Options, Scalar, filename};
 
 /// What the image wants another file for.
@@ -123,7 +124,13 @@ impl Audit<'_> {
             in_effect,
             refused: None,
         };
-        if let Some((why, permission)) = refusal(&reference, self.policy) {
+        let is_packed = MemberStorage::of(&*self.storage).is_some();
+        let refused = if is_packed {
+            Some(refused_in_package(&reference))
+        } else {
+            refusal(&reference, self.policy)
+        };
+        if let Some((why, permission)) = refused {
             let code = role.name();
             match permission {
                 Some(permission) => self.report.forbid(code, why.clone(), permission),
@@ -137,6 +144,15 @@ impl Audit<'_> {
 
 /// Why a reference is not allowed, and what would allow it.
 type Refusal = (String, Option<Permission>);
+
+/// No option allows an image in a package to open another file.
+fn refused_in_package(reference: &Reference) -> Refusal {
+    let (role, name) = (reference.role.name(), &reference.name);
+    let why = format!(
+        "the image names '{name}' ({role}) and lies in a package, where no name opens another file"
+    );
+    (why, None)
+}
 
 fn refusal(reference: &Reference, policy: &Policy) -> Option<Refusal> {
     let (what, permission, allowed) = match reference.role {

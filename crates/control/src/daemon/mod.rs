@@ -31,6 +31,7 @@ mod space;
 mod state;
 
 use std::cell::{Cell, RefCell};
+use std::path::Path;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -49,6 +50,7 @@ use chardev::{Chardev, Chardevs};
 pub use chardev::{Port, backend_names};
 pub use commands::{carry_out, enabled_oob, package};
 pub use events::{Events, Listener};
+use export::ExportPlace;
 pub use export::Removal;
 pub use inet::{InetAddress, bind_failure};
 use jobs::Jobs;
@@ -288,27 +290,17 @@ impl Daemon {
         // What waits for a limit would hold the end up.
         let _lifted = throttle_groups::lift(None);
         self.write_what_is_behind().await;
-        // What stands on a server may stand on this one: it is closed while that serves.
-        let clients = {
+        // A node may stand on the file of an export in a way that is not seen here (a loop device).
+        self.nodes.flush_local().await;
+        {
             let mut parts = self.parts.lock().await;
             self.state.end();
-            let server = parts.server.as_ref();
-            let is_own = |name: &str| server.is_some_and(|server| server.may_be(name));
-            let clients = parts.nodes.roots_over("nbd", is_own);
-            match clients.is_empty() {
-                true => parts.end_exports().await,
-                false => {
-                    let exports = parts.nodes.exports_of(&clients);
-                    parts.end_some((exports, Vec::new())).await;
-                }
-            }
-            clients
-        };
+            parts.end_uppermost_exports().await;
+        }
         // They hold the parts when they end.
         self.jobs.cancel_all().await;
         let mut parts = self.parts.lock().await;
-        let closed = parts.nodes.close_some(&clients).await;
-        parts.end_exports().await;
+        let closed = parts.end_exports().await;
         let closed = closed.and(parts.nodes.clone().close().await);
         drop(parts);
         self.ended.request();
@@ -420,10 +412,46 @@ impl DaemonState {
         Ok(exports.ended(id))
     }
 
-    /// Ends all exports, and the server.
-    async fn end_exports(&mut self) {
-        self.end_some(self.exports.ids(false)).await;
+    /// The nodes that were asked for and that stand on an export of this daemon.
+    fn nodes_over(&self, export: &str) -> Vec<String> {
+        match self.exports.place(export) {
+            Some(ExportPlace::File(mountpoint)) => {
+                let is_mounted = |name: &str| export::is_same_place(Path::new(name), &mountpoint);
+                self.nodes.roots_over("file", is_mounted)
+            }
+            Some(ExportPlace::Server) => {
+                let server = self.server.as_ref();
+                let is_own = |name: &str| server.is_some_and(|server| server.may_be(name));
+                self.nodes.roots_over("nbd", is_own)
+            }
+            Some(ExportPlace::Guest) | None => Vec::new(),
+        }
+    }
+
+    /// Ends the exports that no node of this daemon stands on, the last one first.
+    async fn end_uppermost_exports(&mut self) {
+        let (mut exports, ending) = self.exports.ids(false);
+        exports.retain(|id| self.nodes_over(id).is_empty());
+        exports.reverse();
+        self.end_some((exports, ending)).await;
+    }
+
+    /// Ends all exports in reverse order of their creation, and the server. Nodes that stand on an
+    /// export are closed before it ends: what they have not written yet goes there.
+    ///
+    /// # Errors
+    /// The first failure of a node that is closed; all exports end.
+    async fn end_exports(&mut self) -> vellum::Result<()> {
+        let mut closed = Ok(());
+        while let Some(export) = self.exports.ids(false).0.pop() {
+            let over = self.nodes_over(&export);
+            let theirs = self.nodes.exports_of(&over);
+            self.end_some((theirs, Vec::new())).await;
+            closed = closed.and(self.nodes.close_some(&over).await);
+            self.end_some((vec![export], Vec::new())).await;
+        }
         self.end_server().await;
+        closed
     }
 
     /// Ends some exports, and waits for others that end already.

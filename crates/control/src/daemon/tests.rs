@@ -1,6 +1,9 @@
 //! Jobs beside a guest, on files that keep only what was flushed: what the guest was told is
 //! durable is, and whatever becomes of a job, nodes and users are left as they should be.
 
+mod cycles;
+mod left;
+
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 
@@ -291,6 +294,33 @@ fn what_a_job_watches_is_not_written_past_it() {
         }
         place.must("job-cancel", json!({"id": "b"})).await;
         place.told.wait(&ENDED).await;
+        place.check_end(&["top", "mid", "base"]).await;
+    });
+}
+
+/// A paused job that is cancelled is resumed first, as in QEMU.
+#[test]
+fn a_job_that_is_cancelled_tells_of_no_failure_that_held_it_up() {
+    block_on(async {
+        let place = Place::new().await;
+        let file = place.world.file("copy");
+        file.0.fails_writes.store(true, Ordering::SeqCst);
+        let backup = json!({"job-id": "j", "device": "top", "target": "copy", "sync": "full",
+            "on-target-error": "stop", "auto-dismiss": false});
+        place.must("blockdev-backup", backup).await;
+        place.told.wait(&["BLOCK_JOB_ERROR"]).await;
+        let status = async || {
+            let jobs = place.must("query-block-jobs", json!({})).await;
+            jobs[0]["io-status"].clone()
+        };
+        assert_eq!(status().await, "failed");
+        file.0.fails_writes.store(false, Ordering::SeqCst);
+        place.must("job-cancel", json!({"id": "j"})).await;
+        place.told.wait(&ENDED).await;
+        assert_eq!(status().await, "ok");
+        while place.ask("job-dismiss", json!({"id": "j"})).await.is_err() {
+            yield_now().await;
+        }
         place.check_end(&["top", "mid", "base"]).await;
     });
 }

@@ -31,7 +31,7 @@ pub(super) async fn open(
             true => "host_device",
             false => "file",
         },
-        writable: common.writable,
+        writable: unlocked.is_writable(),
         kind: NodeKind::Storage(unlocked.file.clone()),
         filtered: None,
         files: vec![unlocked],

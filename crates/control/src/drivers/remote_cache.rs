@@ -13,7 +13,8 @@ use crate::{stderr, url_name};
 /// What is in the memory of a child whose bytes go to the cache at once.
 const CHILD_KEEP_BYTES: &str = "2097152";
 
-const NO_VERSION: &str = "the server does not tell versions of the file apart (no entity tag or time): name this one with \
+const NO_VERSION: &str = "the server does not tell versions of the file apart (no strong entity tag, and no time or one of a few \
+     seconds ago, within which the file may change unnoticed): try again in some seconds, or name this version with \
      'version', and use another name when the file is another one";
 const NO_SNAPSHOT: &str = "an image on Ceph may change at any time, and only its snapshots do not: cache one \
      (rbd:POOL/IMAGE@SNAPSHOT), or name this version with 'version', and use another name when the \
@@ -48,7 +49,7 @@ pub(super) async fn open(
     };
     let below = opened.storage();
     let source = source.map_or_else(|| below.name().to_owned(), |(source, _)| source);
-    let Some(version) = version.or_else(|| below.version()) else {
+    let Some(version) = version.or_else(|| below.version().known()) else {
         return Err(invalid(match is_ceph {
             true => NO_SNAPSHOT,
             false => NO_VERSION,

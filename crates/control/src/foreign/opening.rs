@@ -8,7 +8,7 @@ use vellum_foreign::BackingName;
 
 use super::ForeignFormat;
 use crate::backing::{self, Named, Override};
-use crate::gate::FileGate;
+use crate::gate::{FileGate, FilePolicy};
 use crate::graph::OpenContext;
 use crate::open::refuse_unknown;
 use crate::options::Options;
@@ -38,6 +38,11 @@ impl Opening {
             self.format.name
         );
         Err(Error::new(ErrorKind::ReadOnly, "open", message).target(self.file.name()))
+    }
+
+    /// Which files the image may name.
+    pub(crate) fn policy(&self) -> FilePolicy {
+        self.around.policy.of_image(&*self.file)
     }
 
     /// Refuses options that nobody has taken.
@@ -78,9 +83,11 @@ impl Opening {
                 let Some(named) = named else {
                     return Ok(None);
                 };
-                let gate = FileGate {
-                    around: self.around.clone(),
+                let around = OpenContext {
+                    policy: self.policy(),
+                    ..self.around.clone()
                 };
+                let gate = FileGate { around };
                 let request = FileRequest {
                     image: self.file.name().to_owned(),
                     name: named.name,

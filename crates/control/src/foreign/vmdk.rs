@@ -182,7 +182,7 @@ async fn open_extent(opening: &mut Opening, number: usize, name: &str) -> Result
         return node.into_storage(&around.flags, FileUse::Format).await;
     }
     let image = opening.file.name().to_owned();
-    let full = admitted(&image, name, &around.policy)?;
+    let full = admitted(&image, name, &opening.policy())?;
     let options = filename::node_options(&full)?;
     // Whoever opens the image anew has to know that it stands on this file.
     around.place = around.place.child(&key);
@@ -236,9 +236,10 @@ async fn check(
     policy: &FilePolicy,
 ) -> Result<vellum_foreign::CheckReport> {
     let descriptor = vmdk::read_descriptor(&**file).await?;
+    let policy = policy.of_image(&**file);
     let mut extents = Vec::new();
     for name in extent_names(&descriptor) {
-        let full = admitted(file.name(), &name, policy)?;
+        let full = admitted(file.name(), &name, &policy)?;
         let flags = OpenFlags {
             force_share: true,
             ..OpenFlags::default()

@@ -11,12 +11,17 @@
 //! - Nothing is wanted through an inactive node: nobody changes it, or relies on it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
+use vellum::nodes::Link;
 use vellum::{Error, ErrorKind, Result};
 
 use super::uses::{Keeps, Passes, Use};
-use super::{Changes, NamedNode, Nodes, User};
+use super::{Changes, MADE_UP, NamedNode, Nodes, User, named};
 use crate::open::Ancestry;
+
+/// Drivers of nodes that are as long as what they stand on.
+const FOLLOWING: [&str; 3] = ["copy-on-read", "preallocate", "raw"];
 
 /// What the users of a node want, for what it stands on.
 #[derive(Debug, Clone, Copy, Default)]
@@ -76,8 +81,9 @@ impl NamedNode {
     /// Notes a use, and numbers it.
     ///
     /// # Errors
-    /// If it gets in the way of others.
+    /// If it gets in the way of others, or makes nodes stand on each other in a circle.
     pub(super) fn add_use(&mut self, new: Use) -> Result<u64> {
+        self.check_no_cycle(&new.user, &new.node, &new.wanted.role)?;
         let id = self.uses.add(new);
         if let Err(error) = self.check_use(id) {
             self.uses.remove(id);
@@ -108,6 +114,98 @@ impl NamedNode {
             *one = old;
         }
         checked
+    }
+
+    /// Whether a node is another one, or stands on it, whatever the nodes in between are to each other.
+    pub(super) fn stands_on(&self, name: &str, other: &str) -> bool {
+        name == other || self.with_below(name).contains(&other)
+    }
+
+    /// Refuses to have a user use a node that stands on the user.
+    pub(super) fn check_no_cycle(&self, user: &User, node: &str, role: &str) -> Result<()> {
+        let User::Node(above) = user else {
+            return Ok(());
+        };
+        // No node stands on one that has no users, which spares most openings the walk.
+        let is_used = self.uses.of(above).next().is_some();
+        match above == node || is_used && self.stands_on(node, above) {
+            true => Err(cycle(node, above, role)),
+            false => Ok(()),
+        }
+    }
+
+    /// As [`NamedNode::check_no_cycle`], for users that are about to be switched to a node.
+    pub(super) fn check_led(&self, links: &[(u64, Arc<Link>)], node: &str) -> Result<()> {
+        links
+            .iter()
+            .try_for_each(|(id, _)| self.check_led_one(*id, node))
+    }
+
+    /// As [`NamedNode::check_led`], for one use.
+    pub(super) fn check_led_one(&self, id: u64, node: &str) -> Result<()> {
+        match self.uses.get(id) {
+            Some(one) => self.check_no_cycle(&one.user, node, &one.wanted.role),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a node as the target of a job that copies `source` there, if what is written to the one changes
+    /// what the other one, or an image that stands on the target, shows. Filters and formats in between make no
+    /// difference.
+    fn check_target(&self, target: &str, source: &str) -> Result<()> {
+        let is_written = |from: &str, to: &str| self.written_with(from).contains(&to);
+        if is_written(target, source) || is_written(source, target) {
+            return Err(invalid_target(target, source));
+        }
+        for name in self.changed_with(target) {
+            let mut uses = self.uses.of(name);
+            named::busy(target, uses.find_map(Use::backing_blocker))?;
+        }
+        Ok(())
+    }
+
+    /// A node, and those by way of which it is written, which are all that it stands on but backing files.
+    fn written_with<'a>(&'a self, name: &'a str) -> Vec<&'a str> {
+        let not_backing = |one: &&Use| one.wanted.role != "backing";
+        reached(name, |above| {
+            let below = self.uses.by(above).filter(not_backing);
+            below.map(|one| one.node.as_str()).collect()
+        })
+    }
+
+    /// The nodes that are as long as one that they stand on, and note that as they are opened: as in QEMU they
+    /// follow it to another size. Those below a node that has to keep its size are left out.
+    pub(super) fn following_size(&self, name: &str) -> Vec<String> {
+        let has_driver = |name: &str, drivers: &[&str]| {
+            let node = self.nodes.get(name);
+            node.is_some_and(|node| drivers.contains(&node.opened.driver))
+        };
+        let can_be_renewed = |name: &&str| {
+            let together = self.standing_directly(&[(*name).to_owned()]);
+            let mut together = together.iter();
+            together.all(|one| has_driver(one, &FOLLOWING) || has_driver(one, &["throttle"]))
+        };
+        // What only the node above knows is opened with that.
+        let is_part = name.starts_with(MADE_UP);
+        let above = self.changed_with(name).into_iter().skip(1);
+        let above = above.filter(|_| !is_part);
+        let following = above.filter(|one| has_driver(one, &FOLLOWING));
+        following
+            .filter(can_be_renewed)
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// A node, and those that stand on it by anything but their backing files: they show what is written
+    /// there.
+    fn changed_with<'a>(&'a self, name: &'a str) -> Vec<&'a str> {
+        reached(name, |below| {
+            let above = self.uses.of(below).filter_map(|one| match &one.user {
+                User::Node(above) if one.wanted.role != "backing" => Some(above.as_str()),
+                _ => None,
+            });
+            above.collect()
+        })
     }
 
     /// Refuses what a use wants, of its node and of those below, where it gets in the way of others.
@@ -218,6 +316,41 @@ impl NamedNode {
 }
 
 impl Nodes {
+    /// Refuses a node as the target of a backup of `source`, if what is written to the one changes what the other
+    /// one shows, or an image that stands on the target.
+    ///
+    /// # Errors
+    /// Says which nodes are in the way.
+    pub(crate) fn check_backup_target(&self, target: &str, source: &str) -> Result<()> {
+        self.lock().check_target(target, source)
+    }
+
+    /// As [`Nodes::check_backup_target`], for a mirror, whose users may go on with the target: it must not stand
+    /// on the source by its backing file either.
+    ///
+    /// # Errors
+    /// As [`Nodes::check_backup_target`].
+    pub(crate) fn check_mirror_target(&self, target: &str, source: &str) -> Result<()> {
+        let named = self.lock();
+        named.check_target(target, source)?;
+        match named.stands_on(target, source) {
+            true => Err(invalid_target(target, source)),
+            false => Ok(()),
+        }
+    }
+
+    /// The images that stand on a node by their backing files, whatever filters and formats are in between.
+    pub(crate) fn images_over(&self, name: &str) -> Vec<String> {
+        let named = self.lock();
+        let changed = named.changed_with(name).into_iter();
+        let uses = changed.flat_map(|node| named.uses.of(node));
+        let image = |one: &Use| match &one.user {
+            User::Node(image) if one.wanted.role == "backing" => Some(image.clone()),
+            _ => None,
+        };
+        uses.filter_map(image).collect()
+    }
+
     /// Has the live node at `place` want more of the one that is `role` to it. Takes a turn, where
     /// `place` says so.
     ///
@@ -258,6 +391,33 @@ impl Nodes {
     pub(crate) fn keep_below(&self, id: u64, keeps: Keeps) -> Result<()> {
         self.lock().change_use(id, |one| one.keeps_below = keeps)
     }
+}
+
+/// The nodes that are reached from one, itself among them. Each is looked at once.
+fn reached<'a>(name: &'a str, next: impl Fn(&'a str) -> Vec<&'a str>) -> Vec<&'a str> {
+    let mut all = vec![name];
+    let mut known = BTreeSet::from([name]);
+    let mut at = 0;
+    while let Some(name) = all.get(at).copied() {
+        all.extend(next(name).into_iter().filter(|node| known.insert(*node)));
+        at += 1;
+    }
+    all
+}
+
+/// The refusal of a target that has to do with what is copied to it.
+fn invalid_target(target: &str, source: &str) -> Error {
+    let message = format!(
+        "Node '{target}' cannot be the target of a copy of '{source}': one of them stands on the other. Copy \
+         to a node that stands on other files"
+    );
+    Error::new(ErrorKind::InvalidArgument, "use node", message).target(target)
+}
+
+/// The refusal of a node that stands on its user.
+pub(super) fn cycle(node: &str, above: &str, role: &str) -> Error {
+    let message = format!("Making '{node}' a {role} child of '{above}' would create a cycle");
+    Error::new(ErrorKind::InvalidArgument, "use node", message).target(node)
 }
 
 /// Refuses a use that gets in the way of another one. Of two conflicts, one is told: what `new`

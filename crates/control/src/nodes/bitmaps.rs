@@ -10,7 +10,7 @@ use vellum::qcow2::AsQcow2;
 use super::shown::ShownBitmap;
 use super::{Node, Nodes};
 use crate::foreign;
-use crate::graph::{NodeKind, OpenedNode};
+use crate::graph::{Filtered, NodeKind, OpenedNode};
 
 /// A node's bitmaps.
 #[derive(Debug, Default)]
@@ -126,7 +126,9 @@ impl Nodes {
     pub(crate) fn cluster_size_bytes(&self, node: &str) -> Option<u64> {
         let opened = self.known(node).ok()?;
         match (&opened.kind, &opened.filtered) {
-            (NodeKind::Device(device), _) | (_, Some(device)) => device.info().cluster_size_bytes,
+            (NodeKind::Device(device), _) | (_, Some(Filtered { device, .. })) => {
+                device.info().cluster_size_bytes
+            }
             (NodeKind::Storage(_), None) => None,
         }
     }

@@ -20,7 +20,7 @@ use vellum_storage::mutants::{self, Mutant};
 use vellum_storage::nodes::throttle::Lifted;
 
 use super::renew::{Noting, ReopenChanges};
-use super::{MADE_UP, Nodes, Use, User, activity, invalid, unknown, unknown_node};
+use super::{Nodes, Use, User, access, activity, invalid, unknown, unknown_node};
 use crate::foreign;
 use crate::throttle_groups;
 
@@ -167,10 +167,30 @@ impl Nodes {
     }
 
     /// Gives a node another size. Where it shrinks, users are held up: what they have begun beyond the new
-    /// end lands before, and is cut off.
+    /// end lands before, and is cut off. Nodes above that are as long as it is are opened anew, with their users
+    /// held up.
+    ///
+    /// # Errors
+    /// If it cannot have that size, or a node above cannot be opened anew.
     pub(crate) async fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
+        let following = self.lock().following_size(name);
+        if following.is_empty() {
+            return self.resize_one(name, size_bytes, &[]).await;
+        }
+        let above = self.begin_renewal_above(&following).await?;
+        let spared: Vec<User> = above.nodes().map(User::Node).collect();
+        // They are closed before: what one has made ahead of writes it cuts off then.
+        let unchanged = (Noting::Elsewhere, Vec::new());
+        self.renew_around(&above, unchanged, async || {
+            self.resize_one(name, size_bytes, &spared).await
+        })
+        .await
+    }
+
+    /// Gives a node another size. Users but some are held up where it shrinks.
+    async fn resize_one(&self, name: &str, size_bytes: u64, spared: &[User]) -> Result<()> {
         let held = match size_bytes < self.device(name)?.size_bytes() {
-            true => Some(self.hold_but(name, &[]).await?),
+            true => Some(self.hold_but(name, spared).await?),
             false => None,
         };
         let resized = self.device(name)?.truncate(size_bytes).await;
@@ -299,6 +319,7 @@ impl Nodes {
         {
             let mut named = self.lock();
             named.check_exchangeable(&held.node)?;
+            named.check_led(&held.links, name)?;
             named.check_not_shared(&held.node, Some(name))?;
             named.stop_sharing(std::slice::from_ref(&held.node));
         }
@@ -434,6 +455,9 @@ impl Nodes {
         if driver != "qcow2" && !foreign::has_backing(driver) {
             return Err(invalid("The overlay does not support backing images"));
         }
+        if named.stands_on(overlay, node) {
+            return Err(access::cycle(node, overlay, "backing"));
+        }
         if named.is_inactive(overlay) && named.is_written(node, |_| true) {
             return Err(activity::unavailable("write"));
         }
@@ -476,28 +500,19 @@ impl Nodes {
         }
     }
 
-    /// Closes nodes with made-up names that nobody uses any more, as their last user would
-    /// have done. Their failures are no one's any more: what they hold was copied.
+    /// Closes nodes that were made with others, by whatever name, and that nobody uses any more, as their last
+    /// user would have done; then those below them of which that is true. Those that were asked for by
+    /// themselves stay, as in QEMU. Failures are no one's any more: what the nodes hold was copied.
     pub async fn drop_unused(&self, names: &[String]) {
-        for name in names {
-            let unused = {
-                let named = self.lock();
-                name.starts_with(MADE_UP) && named.uses.of(name).next().is_none()
-            };
-            if !unused {
-                continue;
+        let mut pending = names.to_vec();
+        let mut at = 0;
+        while let Some(name) = pending.get(at) {
+            let taken = self.lock().take_unused(name);
+            if let Some((kind, below)) = taken {
+                let _ = kind.close().await;
+                pending.extend(below);
             }
-            let node = {
-                let mut named = self.lock();
-                named.forget_below(name);
-                named.shared.forget(name);
-                let node = named.nodes.remove(name);
-                named.forget_leads_of(name);
-                node
-            };
-            if let Some(device) = node.and_then(|node| node.device) {
-                let _ = device.close().await;
-            }
+            at += 1;
         }
     }
 }

@@ -12,7 +12,7 @@ use vellum::Result;
 
 use super::renew::{Noting, ReopenChanges};
 use super::reopen::text;
-use super::{NamedNode, Nodes, Use, invalid};
+use super::{NamedNode, Nodes, Use, access, invalid};
 use crate::options::Options;
 
 /// The driver whose nodes have such children.
@@ -84,10 +84,8 @@ impl NamedNode {
             return refuse("Cannot add a child to a quorum in blkverify mode".to_owned());
         }
         let number = self.next_child(parent);
-        if self.with_below(child).contains(&parent) {
-            return refuse(format!(
-                "Making '{child}' a {PREFIX}{number} child of '{parent}' would create a cycle"
-            ));
+        if self.stands_on(child, parent) {
+            return Err(access::cycle(child, parent, &format!("{PREFIX}{number}")));
         }
         Ok(number)
     }

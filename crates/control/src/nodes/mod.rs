@@ -6,7 +6,8 @@
 //! in QEMU.
 //!
 //! Invariants:
-//! - A node comes to know only nodes that are there already, so there are no circles.
+//! - Nodes do not stand on each other in a circle: a new one knows only nodes that are there already, and a
+//!   use that would close a circle, through whatever nodes, is refused (`access.rs`).
 //! - A node is closed after those that stand on it. One with a name that somebody gave it
 //!   is not closed by them: others may stand on it later.
 //! - What a failed change has made is gone, and its names are free again.
@@ -72,7 +73,7 @@ pub(crate) use descriptions::DescriptionMemo;
 pub(crate) use inventory::{Inventory, NodeState, Wanted};
 use node_table::NodeTable;
 use opening::Openings;
-pub(crate) use opening::Turns;
+pub(crate) use opening::{NameClaim, Turns};
 pub use opening::{NewNode, Turn};
 pub(crate) use reopen::may_change;
 use shared::SharedNodes;
@@ -245,8 +246,13 @@ impl Nodes {
     /// A name for a node that was given none.
     pub(crate) fn make_up_name(&self) -> String {
         let mut named = self.lock();
-        named.next_name += 1;
-        format!("{MADE_UP}block{:03}", named.next_name)
+        loop {
+            named.next_name += 1;
+            let name = format!("{MADE_UP}block{:03}", named.next_name);
+            if !named.is_taken(&name, None) {
+                return name;
+            }
+        }
     }
 
     /// Gives the node that was opened at a place a name. What is returned is for whoever stands on it.
@@ -258,13 +264,10 @@ impl Nodes {
         origin: Option<Origin>,
     ) -> Result<OpenedNode> {
         let owner = place.owner().unwrap_or(name);
-        let made_up = self.live && name.starts_with(MADE_UP);
-        if !made_up && !is_well_formed(name) {
-            return Err(invalid(format!("Invalid node-name: '{name}'")));
-        }
+        self.check_form(name)?;
         let mut named = self.lock();
         let root = place.opening_root();
-        if named.is_taken(name, root) {
+        if named.nodes.is_there(name) || named.openings.keep(name, root) {
             return Err(duplicate(name));
         }
         let bitmaps = NodeBitmaps::of(&node);
@@ -291,6 +294,15 @@ impl Nodes {
             None => named.nodes.insert(name.to_owned(), node),
         }
         Ok(opened)
+    }
+
+    /// Refuses a name that no node can have.
+    fn check_form(&self, name: &str) -> Result<()> {
+        let is_made_up = self.live && name.starts_with(MADE_UP);
+        if is_made_up || is_well_formed(name) {
+            return Ok(());
+        }
+        Err(invalid(format!("Invalid node-name: '{name}'")))
     }
 
     /// Whether there are none.
@@ -470,7 +482,7 @@ impl Nodes {
 impl NamedNode {
     /// Whether no new node can have a name, or none but one that is opened with `root`.
     fn is_taken(&self, name: &str, root: Option<&str>) -> bool {
-        self.nodes.is_there(name) || self.openings.keep(name, root)
+        self.nodes.is_there(name) || self.openings.keep(name, root) || self.openings.has_claim(name)
     }
 
     /// Names in an order in which each node comes before those that it stands on, and otherwise

@@ -144,7 +144,8 @@ impl NodeTable {
     /// Gives a node to another one.
     pub(super) fn set_owner(&mut self, name: &str, owner: &str) {
         self.changes += 1;
-        let Some(node) = self.by_name.get_mut(name) else {
+        let shown = self.by_name.get_mut(name);
+        let Some(node) = shown.or_else(|| self.hidden.get_mut(name)) else {
             return;
         };
         let old = std::mem::replace(&mut node.owner, owner.to_owned());

@@ -51,6 +51,8 @@ impl Turns {
 #[derive(Debug, Default)]
 pub(super) struct Openings {
     by_root: BTreeMap<String, Opening>,
+    /// The names of nodes of which the children are being opened, see [`NameClaim`].
+    claims: BTreeSet<String>,
     /// What was opened for some that were given up.
     abandoned: Vec<NodeKind>,
 }
@@ -71,6 +73,11 @@ impl Openings {
             .iter()
             .filter(|(other, _)| root != Some(*other));
         others.any(|(_, opening)| opening.names.contains(name))
+    }
+
+    /// Whether a node of this name is being opened, with whichever root.
+    pub(super) fn has_claim(&self, name: &str) -> bool {
+        self.claims.contains(name)
     }
 
     /// The backing files that are opened with a root, and may be shared.
@@ -98,6 +105,23 @@ impl NamedNode {
             }
         }
         Ok(())
+    }
+}
+
+/// Reserves the name of a node while its children are opened.
+///
+/// Invariant: a node records its uses of others under a name that no other node has. Otherwise they would
+/// belong to the other node, and be handed over to it when the opening fails.
+#[derive(Debug)]
+#[must_use = "the name is free again when this is dropped"]
+pub(crate) struct NameClaim {
+    nodes: Nodes,
+    name: String,
+}
+
+impl Drop for NameClaim {
+    fn drop(&mut self) {
+        self.nodes.lock().openings.claims.remove(&self.name);
     }
 }
 
@@ -245,11 +269,25 @@ impl Nodes {
         self.turns.clone().try_lock_owned()
     }
 
+    /// Reserves the name of a node that is opened at a place. See [`NameClaim`].
+    pub(crate) fn claim_name(&self, place: &Ancestry, name: &str) -> Result<NameClaim> {
+        self.check_form(name)?;
+        let mut named = self.lock();
+        let is_taken = named.is_taken(name, place.opening_root());
+        if is_taken || !named.openings.claims.insert(name.to_owned()) {
+            return Err(duplicate(name));
+        }
+        Ok(NameClaim {
+            nodes: self.clone(),
+            name: name.to_owned(),
+        })
+    }
+
     /// Keeps the names of a node that is about to be opened.
     fn begin_opening(&self, name: &str, options: &Options) -> Result<NewNode> {
         let names = names_in(options);
         let mut named = self.lock();
-        if named.nodes.is_there(name) {
+        if named.is_taken(name, None) {
             return Err(duplicate(name));
         }
         if let Some(kept) = names.iter().find(|name| named.openings.keep(name, None)) {

@@ -187,6 +187,24 @@ impl NamedNode {
         taken
     }
 
+    /// Takes a node out that was made with another one and that nobody uses any more, to be closed. Also gives the
+    /// nodes that it stood on and that others know too.
+    pub(super) fn take_unused(&mut self, name: &str) -> Option<(NodeKind, Vec<String>)> {
+        let node = self.nodes.get(name)?;
+        let is_asked_for = node.owner == name;
+        if is_asked_for || node.is_filter || self.uses.of(name).next().is_some() {
+            return None;
+        }
+        let below = self.uses.by(name).map(|one| one.node.clone()).collect();
+        self.forget_below(name);
+        self.shared.forget(name);
+        let node = self.nodes.remove(name)?;
+        self.forget_leads_of(name);
+        trace!(name: "node_closed", node = name);
+        let used = node.device.map(NodeKind::Device);
+        Some((used.unwrap_or(node.opened.kind), below))
+    }
+
     /// Gives the nodes of `owner` on which images of others stand to these.
     fn hand_over(&mut self, owner: &str) {
         while let Some((name, heir)) = self.heir_of_one(owner) {
@@ -197,11 +215,22 @@ impl NamedNode {
 
     /// Whether a node goes to another image when the one that owns it is removed.
     pub(super) fn has_heir(&self, name: &str, owner: &str) -> bool {
-        name != owner
-            && self.uses.of(name).any(|one| match &one.user {
-                User::Node(above) => self.is_foreign(one, owner) || self.has_heir(above, owner),
-                _ => false,
-            })
+        let mut known = BTreeSet::from([name]);
+        let mut pending = vec![name];
+        while let Some(name) = pending.pop().filter(|name| *name != owner) {
+            for one in self.uses.of(name) {
+                let User::Node(above) = &one.user else {
+                    continue;
+                };
+                if self.is_foreign(one, owner) {
+                    return true;
+                }
+                if above != owner && known.insert(above) {
+                    pending.push(above);
+                }
+            }
+        }
+        false
     }
 
     fn heir_of_one(&self, owner: &str) -> Option<(String, String)> {

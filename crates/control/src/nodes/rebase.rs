@@ -193,6 +193,9 @@ impl Nodes {
     /// Has a use that a node makes of another one by a link lead to `below`, or to nothing; its
     /// requests are held up meanwhile.
     async fn lead_link(&self, id: u64, name: &str, below: Option<&str>) -> Result<()> {
+        if let Some(below) = below {
+            self.lock().check_led_one(id, below)?;
+        }
         let target = match below {
             None => nothing()?,
             Some(below) => self.device(below)?,

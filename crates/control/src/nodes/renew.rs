@@ -129,12 +129,20 @@ impl Nodes {
     /// that they have written is durable.
     pub(super) async fn begin_renewal(&self, names: &[String]) -> Result<HeldNodes> {
         let names = {
-            let mut named = self.lock();
+            let named = self.lock();
             for name in names {
                 named.nodes.get(name).ok_or_else(|| unknown_node(name))?;
             }
-            let names = named.with_filters_between(names);
-            let names = named.standing_directly(&named.with_own_children(&names));
+            named.with_own_children(&named.with_filters_between(names))
+        };
+        self.begin_renewal_above(&names).await
+    }
+
+    /// As [`Nodes::begin_renewal`], where what nodes stand on stays open though it was opened with them.
+    pub(super) async fn begin_renewal_above(&self, names: &[String]) -> Result<HeldNodes> {
+        let names = {
+            let mut named = self.lock();
+            let names = named.standing_directly(names);
             named.check_renewable(&names, None)?;
             named.stop_sharing(&names);
             names
@@ -156,6 +164,17 @@ impl Nodes {
         held: &HeldNodes,
         noting: Noting,
         changes: Vec<(String, ReopenChanges)>,
+    ) -> Result<()> {
+        self.renew_around(held, (noting, changes), async || Ok(()))
+            .await
+    }
+
+    /// As [`Nodes::renew_held`]; `between` is done while the nodes are closed.
+    pub(super) async fn renew_around(
+        &self,
+        held: &HeldNodes,
+        (noting, changes): (Noting, Vec<(String, ReopenChanges)>),
+        between: impl AsyncFnOnce() -> Result<()>,
     ) -> Result<()> {
         let mut renewed = self.plan(held, &changes)?;
         let shown = self.shown_with(held);
@@ -179,6 +198,9 @@ impl Nodes {
         renewed.retain(|one| closed.contains(&one.name));
         // Each after those that it stands on.
         renewed.reverse();
+        if result.is_ok() {
+            result = between().await;
+        }
         if result.is_ok() {
             result = self.open_all_anew(&renewed, held, noting).await;
         }

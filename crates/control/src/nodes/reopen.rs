@@ -2,11 +2,13 @@
 //!
 //! What is not given returns to its default. What cannot change must be given as it is.
 
+use std::collections::BTreeSet;
+
 use vellum::Result;
 use vellum::qcow2::AsQcow2;
 
 use super::renew::{Noting, ReopenChanges};
-use super::{MADE_UP, NamedNode, Nodes, Use, User, invalid, unknown_node};
+use super::{MADE_UP, NamedNode, Nodes, Use, User, access, invalid, unknown_node};
 use crate::options::{Options, Scalar};
 use crate::reopen;
 
@@ -145,7 +147,7 @@ impl Nodes {
             };
             all.into_iter().map(change).collect::<Vec<_>>()
         };
-        let below = self.backings(&changes);
+        let below = self.all_below(&changes);
         let done = self.renew_noting(Noting::Here, changes).await;
         if done.is_ok() {
             self.drop_unused(&below).await;
@@ -153,13 +155,13 @@ impl Nodes {
         done
     }
 
-    /// What some nodes stand on by their backing files.
-    fn backings(&self, changes: &[(String, ReopenChanges)]) -> Vec<String> {
-        let mut all = Vec::new();
-        for (name, _) in changes {
-            all.extend(self.chain(name).into_iter().skip(1));
-        }
-        all
+    /// What some nodes stand on.
+    fn all_below(&self, changes: &[(String, ReopenChanges)]) -> Vec<String> {
+        let named = self.lock();
+        let below = changes
+            .iter()
+            .flat_map(|(name, _)| named.with_below(name).into_iter().skip(1));
+        below.map(str::to_owned).collect()
     }
 }
 
@@ -277,9 +279,7 @@ impl NamedNode {
                     return Err(cannot_change(role));
                 }
                 if self.will_stand_on(below, &name, all) {
-                    return Err(invalid(format!(
-                        "Making '{below}' a {role} child of '{name}' would create a cycle"
-                    )));
+                    return Err(access::cycle(below, &name, role));
                 }
             }
         }
@@ -317,21 +317,26 @@ impl NamedNode {
 
     /// Whether a node is, or will stand on, another one, by whatever is between.
     fn will_stand_on(&self, name: &str, other: &str, all: &[Wanted]) -> bool {
-        if name == other {
-            return true;
+        // Each node is looked at once: with several ways to a node the walk over all ways would not end.
+        let mut known = BTreeSet::from([name]);
+        let mut pending = vec![name];
+        while let Some(name) = pending.pop() {
+            if name == other {
+                return true;
+            }
+            let wanted = all.iter().find(|one| one.name == name);
+            let is_new = |role: &str| {
+                wanted.is_some_and(|one| one.children.iter().any(|(known, _)| known == role))
+            };
+            let new = wanted.into_iter().flat_map(|one| &one.children);
+            let new = new.filter_map(|(_, below)| below.as_deref());
+            let old = self.uses.by(name);
+            let old = old
+                .filter(|one| !is_new(&one.wanted.role))
+                .map(|one| one.node.as_str());
+            pending.extend(new.chain(old).filter(|below| known.insert(*below)));
         }
-        let wanted = all.iter().find(|one| one.name == name);
-        let is_new = |role: &str| {
-            wanted.is_some_and(|one| one.children.iter().any(|(known, _)| known == role))
-        };
-        let new = wanted.into_iter().flat_map(|one| &one.children);
-        let new = new.filter_map(|(_, below)| below.as_deref());
-        let old = self.uses.by(name);
-        let old = old
-            .filter(|one| !is_new(&one.wanted.role))
-            .map(|one| one.node.as_str());
-        new.chain(old)
-            .any(|below| self.will_stand_on(below, other, all))
+        false
     }
 
     /// Refuses to make a node read-only to which somebody writes.
@@ -356,5 +361,30 @@ impl NamedNode {
             ))),
             false => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::RequiredAccess;
+    use super::*;
+
+    /// Each node is reached by two ways from the one above it.
+    #[test]
+    fn each_of_many_ways_down_is_looked_at_once() {
+        let mut named = NamedNode::default();
+        for step in 0..64 {
+            for role in ["left", "right"] {
+                let above = User::Node(step.to_string());
+                let below = (step + 1).to_string();
+                let wanted = RequiredAccess::reading(role);
+                named
+                    .uses
+                    .add(Use::new(above, &below, wanted, Some("root")));
+            }
+        }
+        assert!(named.will_stand_on("0", "64", &[]));
+        assert!(!named.will_stand_on("0", "other", &[]));
+        assert!(!named.has_heir("64", "root"));
     }
 }

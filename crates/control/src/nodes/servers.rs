@@ -115,6 +115,21 @@ impl Nodes {
         join_all(devices.iter().map(|device| device.flush())).await;
     }
 
+    /// Makes durable all that stands on no server of another program. What fails, fails again when the
+    /// nodes are closed.
+    pub(crate) async fn flush_local(&self) {
+        let remote = self.roots_over("nbd", |_| true);
+        let devices: Vec<_> = {
+            let named = self.lock();
+            let roots = named.nodes.roots().iter();
+            let local = roots.filter(|root| !remote.contains(root));
+            let device = |root: &String| named.nodes.get(root)?.device.clone();
+            local.filter_map(device).collect()
+        };
+        let devices = devices.iter().filter(|device| !device.info().read_only);
+        join_all(devices.map(|device| device.flush())).await;
+    }
+
     /// Waits until all that some nodes stand on has answered once: for whoever will keep others waiting as long as
     /// these do not answer. What fails is told by what comes then, and so are nodes that are not there.
     pub(crate) async fn wait_for_answers(&self, names: &[String]) {

@@ -5,6 +5,7 @@ mod moments;
 mod opening;
 mod reopened;
 mod resized;
+mod stacked;
 pub(crate) mod volatile;
 
 use super::*;

@@ -238,8 +238,12 @@ impl Use {
     /// Why a node that is used like this can neither go nor be changed; `None` if its
     /// other uses have to say it.
     pub(super) fn blocker(&self) -> Option<String> {
+        self.job().or_else(|| self.backing_blocker())
+    }
+
+    /// That an image stands on the node by its backing file.
+    pub(super) fn backing_blocker(&self) -> Option<String> {
         match &self.user {
-            User::Job { .. } => self.job(),
             User::Node(name) if self.wanted.role == "backing" => {
                 Some(format!("node is used as backing hd of '{name}'"))
             }

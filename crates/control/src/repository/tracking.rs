@@ -3,17 +3,26 @@
 
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use vellum::qcow2::info::ImageInfo;
 use vellum::qcow2::{AsQcow2, BitmapOptions, Bitmaps};
 use vellum::{BlockDevice, Error, ErrorKind, Result};
+use vellum_io::lane;
 use vellum_repository::{CHUNK_BYTES, PushId, TagName};
+use vellum_storage::SourceVersion;
 
 use super::Named;
 use crate::layer_files::layer_files;
 use crate::options::Options;
 use crate::spec::{ImageSpec, Source};
 use crate::{OpenFlags, open_device};
+
+/// How long a server may take to open the connection that reads a bitmap.
+const BITMAP_LIMIT: Duration = Duration::from_secs(10);
 
 /// The bitmaps of pushes of one disk to one tag of one repository.
 ///
@@ -23,7 +32,8 @@ use crate::{OpenFlags, open_device};
 pub struct Tracking {
     bitmaps: Bitmaps,
     prefix: String,
-    identity: String,
+    /// `None`: a change of a layer below would go unnoticed.
+    identity: Option<String>,
 }
 
 impl Tracking {
@@ -45,12 +55,19 @@ impl Tracking {
         Ok(Some(Tracking {
             bitmaps,
             prefix: format!("push/{hash}/{tag}/"),
-            identity: identity_of(device),
+            identity: identity_of(device).await,
         }))
     }
 
-    fn name(&self, push: PushId) -> String {
-        format!("{}{push}{}", self.prefix, self.identity)
+    /// Whether the versions of all layers below are known. What changes in a layer whose version is not would be in no
+    /// bitmap.
+    pub fn is_possible(&self) -> bool {
+        self.identity.is_some()
+    }
+
+    fn name(&self, push: PushId) -> Option<String> {
+        let identity = self.identity.as_ref()?;
+        Some(format!("{}{push}{identity}", self.prefix))
     }
 
     /// What has changed since a push; `None` if that is not known.
@@ -58,7 +75,9 @@ impl Tracking {
     /// # Errors
     /// If the bitmaps cannot be read.
     pub async fn since(&self, push: PushId) -> Result<Option<Vec<Range<u64>>>> {
-        let name = self.name(push);
+        let Some(name) = self.name(push) else {
+            return Ok(None);
+        };
         let listed = self.bitmaps.list().await?;
         let Some(info) = listed.into_iter().find(|info| info.name == name) else {
             return Ok(None);
@@ -71,19 +90,25 @@ impl Tracking {
         Ok(Some(dirty.ranges().collect()))
     }
 
-    /// Begins to note what changes from now on, for a push of what there is now.
+    /// Begins to note what changes from now on, for a push of what there is now; nothing, where that is not
+    /// [possible](Tracking::is_possible).
     ///
     /// # Errors
     /// If the image has no room for a bitmap, or is read-only.
     pub async fn begin(&self, push: PushId) -> Result<()> {
+        let Some(name) = self.name(push) else {
+            return Ok(());
+        };
         let options = BitmapOptions::default().granularity_bytes(Some(CHUNK_BYTES));
-        self.bitmaps.add(&self.name(push), options).await
+        self.bitmaps.add(&name, options).await
     }
 
     /// The push has come to nothing: its bitmap goes.
     pub async fn give_up(&self, push: PushId) {
-        // One that stays goes with the next push.
-        let _ = self.bitmaps.remove(&self.name(push)).await;
+        if let Some(name) = self.name(push) {
+            // One that stays goes with the next push.
+            let _ = self.bitmaps.remove(&name).await;
+        }
     }
 
     /// The push has succeeded: all other bitmaps of the tag go.
@@ -93,7 +118,7 @@ impl Tracking {
     pub async fn keep_only(&self, push: PushId) -> Result<()> {
         let kept = self.name(push);
         for info in self.bitmaps.list().await? {
-            if info.name.starts_with(&self.prefix) && info.name != kept {
+            if info.name.starts_with(&self.prefix) && Some(&info.name) != kept.as_ref() {
                 self.bitmaps.remove(&info.name).await?;
             }
         }
@@ -101,8 +126,8 @@ impl Tracking {
     }
 }
 
-/// What tells an image's file, and the layers below it, from others.
-fn identity_of(device: &dyn BlockDevice) -> String {
+/// What tells an image's file, and the layers below it as they are now, from others; `None` where that is unknown.
+async fn identity_of(device: &dyn BlockDevice) -> Option<String> {
     let mut told = String::new();
     if let Some(file) = device
         .storage()
@@ -116,16 +141,18 @@ fn identity_of(device: &dyn BlockDevice) -> String {
     while let Some(layer) = next {
         let (info, size_bytes) = (layer.info(), layer.size_bytes());
         told += &format!("{} {} {size_bytes}", info.name, info.format);
-        for storage in layer_files(&*layer) {
-            let version = storage.version();
-            let file = std::fs::metadata(storage.name()).ok();
-            let file = file.map(|file| (file.dev(), file.ino(), file.mtime(), file.mtime_nsec()));
-            told += &format!(" {version:?} {file:?}");
+        let storages = layer_files(&*layer);
+        if storages.is_empty() {
+            return None;
+        }
+        for storage in storages {
+            let version = SourceVersion::of_storage(&*storage).await.known()?;
+            told += &format!(" {version}");
         }
         told += "\n";
         next = layer.backing();
     }
-    format!("/{}", vellum_repository::name_hash(&told))
+    Some(format!("/{}", vellum_repository::name_hash(&told)))
 }
 
 /// What a bitmap of the user's says: one of the image's, or one that an NBD server exports
@@ -166,11 +193,31 @@ pub async fn dirty_of(
         added: Options::new(),
         name: spec.name.clone(),
     };
-    let bitmap = open_device(&bitmap, &OpenFlags::default()).await?;
+    let bitmap = open_beside(&bitmap).await?;
     let dirty = dirty_over_nbd(&*bitmap).await;
     let closed = bitmap.close().await;
     let dirty = dirty?;
     closed.map(|()| dirty)
+}
+
+/// Opens a server's bitmap while the disk is open already: a connection of its own, which a server that serves one
+/// client at a time (as qemu-nbd does, unless it is told otherwise) accepts, and never greets.
+async fn open_beside(bitmap: &ImageSpec) -> Result<Arc<dyn BlockDevice>> {
+    let flags = OpenFlags::default();
+    let opening = pin!(open_device(bitmap, &flags));
+    let limit = pin!(lane::sleep(BITMAP_LIMIT));
+    match select(opening, limit).await {
+        Either::Left((opened, _)) => opened,
+        Either::Right(_) => {
+            let message = format!(
+                "the server has not answered a second client for {} seconds, which reads the bitmap beside the disk: \
+                 have it serve two clients at a time or more ('qemu-nbd --shared=2')",
+                BITMAP_LIMIT.as_secs()
+            );
+            let error = Error::new(ErrorKind::Io, "read bitmap", message);
+            Err(error.with_errno(libc::ETIMEDOUT))
+        }
+    }
 }
 
 /// The options of the NBD client that an image is, as it is or below a raw node.

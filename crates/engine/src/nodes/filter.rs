@@ -14,12 +14,28 @@ use crate::{BlockDevice, Extent, Io, Raw, delegate};
 pub struct Filter {
     filtering: Arc<Raw>,
     below: Arc<dyn BlockDevice>,
+    may_refuse_status: bool,
 }
 
 impl Filter {
-    /// Shows `filtering`, which stands on `below` and moves no byte.
+    /// Shows `filtering`, which stands on `below` and moves no byte. It may fail requests for the block
+    /// status (fault injection), so it is asked too.
     pub fn new(filtering: Arc<Raw>, below: Arc<dyn BlockDevice>) -> Arc<Self> {
-        Arc::new(Filter { filtering, below })
+        Arc::new(Filter {
+            filtering,
+            below,
+            may_refuse_status: true,
+        })
+    }
+
+    /// As [`Filter::new`], of a filter that fails no request for the block status. Only `below` is asked:
+    /// where filters are stacked, two questions at each of them would double with every one.
+    pub fn passing_status(filtering: Arc<Raw>, below: Arc<dyn BlockDevice>) -> Arc<Self> {
+        Arc::new(Filter {
+            filtering,
+            below,
+            may_refuse_status: false,
+        })
     }
 }
 
@@ -37,14 +53,20 @@ impl BlockDevice for Filter {
     }
 
     fn block_status(&self, offset_bytes: u64, len_bytes: u64, max_depth: u32) -> Io<Extent> {
-        // The filter may have something against the question.
+        let below = self.below.clone();
+        let rest_bytes = below.size_bytes().checked_sub(offset_bytes);
+        let end_bytes = offset_bytes.checked_add(len_bytes);
+        let shown_bytes = below.size_bytes().min(self.size_bytes());
+        let is_inside = end_bytes.is_some_and(|end| offset_bytes < end && end <= shown_bytes);
+        if is_inside && !self.may_refuse_status {
+            return below.block_status(offset_bytes, len_bytes, max_depth);
+        }
         let asked = self
             .filtering
             .block_status(offset_bytes, len_bytes, max_depth);
-        let below = self.below.clone();
         Io::task(spawn(async move {
             let shown = asked.await?;
-            match below.size_bytes().checked_sub(offset_bytes) {
+            match rest_bytes {
                 None | Some(0) => Ok(shown),
                 Some(rest) => {
                     let len_bytes = len_bytes.min(rest);

@@ -57,13 +57,18 @@ impl Image {
         let written_back = self.write_back_all().await;
         self.seal_packed().await?;
         self.commit().await?;
+        self.free_before_change().await;
         // Else they stay in use, and are kept as after a crash.
         let bitmaps = self.close_bitmaps().await;
         self.resume_refcounts();
         self.release_all_dropped().await?;
-        self.allocator.release_reserve().await?;
+        // The file cannot reach its end where that is beyond the limit of file sizes. The counts
+        // that have gone down by then are written nevertheless: no other use lowers them.
+        let released = self.allocator.release_reserve().await;
         // Writes the counts that have gone down, and those of clusters counted ahead.
         self.commit().await?;
+        released?;
+        self.end_leaks().await?;
         self.end_lazy_refcounts().await?;
         self.end_use();
         written_back.and(bitmaps)

@@ -175,6 +175,7 @@ impl Qcow2 {
     {
         self.request(|image| async move {
             let _suspension = image.suspend_log().await?;
+            image.free_before_change().await;
             work(image).await
         })
     }

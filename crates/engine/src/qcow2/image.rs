@@ -130,6 +130,9 @@ pub(crate) struct Image {
     pub(crate) allocator: Arc<Allocator>,
     pub(crate) compressed_reads: CompressedReads,
     pub(crate) compressed_writes: CompressedWrites,
+    /// What a crash may leak, noted for the next opening.
+    /// Commits set the header's bit for leaks while the image is changed: see `alloc/leaks`.
+    pub(crate) tells_of_leaks: bool,
     /// `None`: refcounts are written by every commit.
     pub(crate) lazy_refcounts: Option<LazyRefcounts>,
     /// Guest ranges of running changing requests, in bytes.

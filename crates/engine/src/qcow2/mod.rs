@@ -65,7 +65,7 @@ mod write_buffer;
 mod write_log;
 
 pub use alloc::prealloc::PreallocateAhead;
-pub use bitmap::{BitmapOptions, BitmapView, Bitmaps, DirtyBitmap, MemoryBitmap};
+pub use bitmap::{BitmapOptions, BitmapView, Bitmaps, DirtyBitmap, MemoryBitmap, NewBitmap};
 pub use cache_budget::CacheBudget;
 pub use compressed::compress::CompressionOptions;
 pub use device::{AsQcow2, CacheCount, CacheCounts, CacheUsage, Qcow2};

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
-use vellum_format::features::{Autoclear, Incompatible};
+use vellum_format::features::{Autoclear, Compatible, Incompatible};
 use vellum_format::geometry::Geometry;
 use vellum_format::header::{Header, Purpose, field};
-use vellum_format::refcount::RefcountTableEntry;
 use vellum_format::snapshot::SnapshotEntry;
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
 use vellum_storage::{Event, Storage, WriteFlags};
@@ -19,6 +18,7 @@ use crate::luks::GuestEncryption;
 use crate::qcow2::alloc::allocator::Allocator;
 use crate::qcow2::alloc::host_room::{HostRoom, room_of_copy};
 use crate::qcow2::alloc::lazy::LazyRefcounts;
+use crate::qcow2::alloc::leaks;
 use crate::qcow2::alloc::prealloc::PreallocateAhead;
 use crate::qcow2::alloc::refcounts::{RefcountTable, Refcounts};
 use crate::qcow2::bitmap::state::BitmapState;
@@ -222,7 +222,10 @@ async fn make_writable(
     if header.incompatible.contains(Incompatible::DIRTY) {
         check::repair_dirty(file.clone(), &options.messages).await?;
         header = read_header(file).await?;
+    } else if header.compatible.contains(Compatible::MAY_HAVE_LEAKS) {
+        leaks::free_leaks(file, &mut header).await?;
     }
+    check::cut_short::note_if_cut_short(file, &mut header).await?;
     let known = Autoclear(header.autoclear.bits() & Autoclear::KNOWN.bits());
     if known != header.autoclear {
         header.autoclear = known;
@@ -381,15 +384,11 @@ pub(crate) async fn read_refcount_table(
     header: &Header,
     geometry: &Geometry,
 ) -> Result<RefcountTable> {
-    let clusters = u64::from(header.refcount_table_clusters);
-    let len_bytes = clusters * geometry.cluster_size_bytes();
     emit(file, Event::ReftableLoad).await;
-    let bytes = read_bytes(file, header.refcount_table_offset.bytes(), len_bytes).await?;
-    let entries = (0..bytes.len() / 8).filter_map(|index| RefcountTableEntry::read(&bytes, index));
     Ok(RefcountTable::new(
         header.refcount_table_offset,
-        clusters,
-        entries.collect(),
+        header.refcount_table_clusters.into(),
+        load::refcount_table(file, header, geometry).await?,
     ))
 }
 
@@ -416,6 +415,17 @@ async fn read_l1(
         OpenPurpose::GuestData | OpenPurpose::Locked => u64::from(header.l1_entries) * 8,
     };
     read_bytes(file, header.l1_table_offset.bytes(), len_bytes).await
+}
+
+/// Whether the header tells of leaks while the image is changed: lazy counts have a bit of their own.
+fn tells_of_leaks(
+    header: &Header,
+    lazy: &Option<LazyRefcounts>,
+    is_watched: bool,
+    options: &OpenOptions,
+) -> bool {
+    let counts = lazy.is_none() && ahead(is_watched, options) != PreallocateAhead::NONE;
+    header.version >= 3 && options.accepts_changes() && counts
 }
 
 /// What is done ahead: nothing where a listener wants to hear what each request leads to, or
@@ -494,10 +504,9 @@ async fn assemble(
     let lazy = LazyRefcounts::new(&header, options.lazy_refcounts);
     let lazy = lazy.map_err(|error| error.target(file.name()))?;
     let codec = codec(&file, &header, options)?;
+    let is_watched = file.event_listener().is_some();
     let overlap = OverlapMap::new(options.overlap_checks, &header);
     let data = GuardedData::around(unguarded_data.clone(), &geometry, &overlap);
-    let listener = file.event_listener();
-    let is_watched = listener.is_some();
     let share = CacheShare::new(options.cache_budget.clone());
     let refcounts = refcounts(&file, &header, options, sizes, &overlap, &share).await?;
     let mut l2 = L2Cache::with_codec(L2Codec::new(geometry), slice_bytes, sizes.l2);
@@ -508,7 +517,7 @@ async fn assemble(
         name: file.name().to_owned(),
         write_buffer: write_buffer(options, is_watched, &share, &geometry),
         write_log: std::sync::OnceLock::new(),
-        listener,
+        listener: file.event_listener(),
         geometry,
         size: Size::new(size_bytes),
         resizing: async_lock::Mutex::new(()),
@@ -519,6 +528,7 @@ async fn assemble(
         mapping_room: HostRoom::new(&geometry),
         cache_options: Mutex::new(options.cache),
         readahead: Readahead::default(),
+        tells_of_leaks: tells_of_leaks(&header, &lazy, is_watched, options),
         lazy_refcounts: lazy,
         allocator: Allocator::new(refcounts, ahead(is_watched, options))?,
         compressed_reads: CompressedReads::new(&geometry, size_bytes, decompressed_bytes, &share),

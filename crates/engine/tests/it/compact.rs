@@ -277,7 +277,12 @@ fn what_was_discarded_and_not_flushed_is_a_gap() {
 fn leaks_are_not_taken_for_what_is_in_use() {
     lane::block_on(async {
         let file: Arc<dyn Storage> = Arc::new(MemStorage::new());
-        let mut guest = Guest::new(Random::new(4), PLAIN, file.clone()).await;
+        // Version 2 cannot tell the next opening of leaks, which frees them otherwise.
+        let shape = Shape {
+            version: 2,
+            ..PLAIN
+        };
+        let mut guest = Guest::new(Random::new(4), shape, file.clone()).await;
         for piece in 0..3 {
             guest.write(piece << 20, 1 << 20, false).await;
         }
@@ -457,7 +462,8 @@ fn a_guest_that_goes_on_loses_nothing() {
 
 #[test]
 fn snapshots_keep_what_they_show() {
-    for seed in 200..240 {
+    // Some free refcount blocks that are still needed to find other clusters to free.
+    for seed in (200..240).chain([330, 459, 581]) {
         lane::block_on(async move {
             let mut random = Random::new(seed);
             let shape = Shape::random(&mut random);
@@ -485,8 +491,8 @@ fn snapshots_keep_what_they_show() {
             guest.image.delete_snapshot(gone).await.expect("deleted");
             guest.compact(true).await;
             guest.verify(&guest.image).await;
-            guest.compact(false).await;
             guest.image.flush().await.expect("flushed");
+            guest.compact(false).await;
             if !shape.compressed && !shape.lazy {
                 let (used, clusters) = guest.length_of(&file).await;
                 assert!(is_short(used, clusters), "{used} of {clusters}: {shape:?}");

@@ -76,7 +76,8 @@ fn a_switch_of_the_header_that_fails_is_taken_back() {
             if data {
                 write(&image, 0).await.unwrap();
             }
-            let header = Matching::operation(Operation::Write).touching(0..CLUSTER_BYTES);
+            // Not the field that tells of leaks, of which nobody hears when it fails.
+            let header = Matching::operation(Operation::Write).touching(60..72);
             faulty.fail(header, 0, Times::Once, EIO);
             let failed = image.create_snapshot(NewSnapshot::default()).await;
             assert_eq!(failed.unwrap_err().errno(), EIO);

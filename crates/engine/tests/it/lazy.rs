@@ -104,7 +104,10 @@ fn a_repair_counts_nothing_behind_the_end_of_the_file() {
         u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
     };
     let (table, clusters) = (be64(48), bytes.len() / 4096);
-    let behind = be64(table) as usize + 2 * (clusters + 40);
+    let index = clusters + 40;
+    // A block of 4 KiB has 2048 counts.
+    let block = be64(table + 8 * (index as u64 / 2048)) as usize;
+    let behind = block + 2 * (index % 2048);
     for count in bytes[behind..behind + 6].chunks_mut(2) {
         count.copy_from_slice(&1u16.to_be_bytes());
     }

@@ -36,6 +36,11 @@ const ATTRIBUTES_SECONDS: u64 = 1;
 /// So many extents are looked at before others on the lane have their turn.
 const EXTENTS_A_TURN: u32 = 32;
 
+/// The handle of a descriptor that was opened only to read.
+const OPENED_TO_READ: u64 = 0;
+/// The handle of one that may write: what it has written is flushed when it is closed.
+pub(super) const OPENED_TO_WRITE: u64 = 1;
+
 /// Who may do what.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rights {
@@ -119,16 +124,25 @@ impl File {
         match operation {
             Operation::GetAttributes => {}
             Operation::SetAttributes(wanted) => self.set_attributes(wanted).await?,
-            Operation::Open => {
+            Operation::Open(open_flags) => {
+                self.truncate_on_open(open_flags).await?;
                 let flags = proto::OPEN_DIRECT_IO | proto::OPEN_PARALLEL_DIRECT_WRITES;
-                return Ok(proto::opened(flags));
+                let reads_only = open_flags & libc::O_ACCMODE as u32 == libc::O_RDONLY as u32;
+                let handle = if reads_only {
+                    OPENED_TO_READ
+                } else {
+                    OPENED_TO_WRITE
+                };
+                return Ok(proto::opened(handle, flags));
             }
             Operation::StatFs => {
                 let (blocks, free, block_bytes) = self.blocks();
                 return Ok(proto::file_system(blocks, free, block_bytes));
             }
-            Operation::Release => return Ok(Body::default()),
-            Operation::Sync => {
+            Operation::Release | Operation::Flush(OPENED_TO_READ) => return Ok(Body::default()),
+            // `umount` returns before the server has closed the image. It needs all files closed, so what
+            // was written is in the image by then, and a copy of it has that.
+            Operation::Sync | Operation::Flush(_) => {
                 let synced = self.device.flush().await;
                 return synced
                     .map(|()| Body::default())
@@ -213,6 +227,22 @@ impl File {
             self.touched.store(false, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// Truncates the disk for an open with `O_TRUNC` where writes make it longer again. Elsewhere the
+    /// size and the data stay, as with a block device: a disk that was cut to nothing could not be written.
+    async fn truncate_on_open(&self, open_flags: u32) -> Result<(), Errno> {
+        if open_flags & libc::O_TRUNC as u32 == 0 {
+            return Ok(());
+        }
+        self.check_writable()?;
+        if !self.rights.growable {
+            return Ok(());
+        }
+        let _turn = self.size_turns.take(&*self.device).await;
+        let truncated = self.device.truncate(0).await;
+        self.touched.store(true, Ordering::Relaxed);
+        truncated.map_err(|error| errno(&error))
     }
 
     fn check_attributes(&self, wanted: &SetAttributes) -> Result<(), Errno> {
@@ -544,6 +574,31 @@ mod tests {
                 device.resize(size_bytes, preallocation).await
             })
         }
+    }
+
+    #[test]
+    fn an_open_that_truncates_cuts_only_a_growable_disk() {
+        let open = |growable, writable| {
+            let storage = Arc::new(MemStorage::with_bytes(vec![1; 4096]));
+            let device = Raw::open(storage, RawOptions::default()).expect("a device");
+            let rights = Rights {
+                writable,
+                growable,
+                // As in the daemon: an explicit truncate is taken.
+                resizable: true,
+                allow_other: false,
+            };
+            let accounting = Arc::new(Accounting::default());
+            let turns = SizeTurns::default();
+            let file = File::new(device.clone(), accounting, rights, turns, Stop::new());
+            let flags = (libc::O_WRONLY | libc::O_TRUNC) as u32;
+            let opened = block_on(file.perform(Operation::Open(flags)));
+            (opened.map(drop), device.size_bytes())
+        };
+        assert_eq!(open(false, true), (Ok(()), 4096));
+        assert_eq!(open(true, true), (Ok(()), 0));
+        assert_eq!(open(false, false), (Err(libc::EACCES), 4096));
+        assert_eq!(open(true, false), (Err(libc::EACCES), 4096));
     }
 
     #[test]

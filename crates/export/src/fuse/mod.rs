@@ -14,6 +14,7 @@
 mod clone;
 mod file;
 mod mount;
+mod mount_id;
 mod proto;
 mod queue;
 mod session;
@@ -22,7 +23,7 @@ pub mod tree;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -122,6 +123,12 @@ impl Default for ExportOptions {
     }
 }
 
+/// Takes away what servers that have died have left mounted at `mountpoint`. To be called before an image is
+/// opened that may lie below: an image can be mounted over itself.
+pub fn remove_dead_mounts(mountpoint: &Path) {
+    mount::remove_dead(mountpoint);
+}
+
 /// A disk that is mounted.
 pub struct Export {
     mountpoint: PathBuf,
@@ -159,8 +166,13 @@ impl Export {
         let mountpoint = mountpoint.into();
         mount::prepare(&mountpoint, Kind::File)?;
         let source = device.info().name;
-        let mounted = mount::mount(Kind::File, &mountpoint, &source, options.allow_other)?;
-        let (mount, descriptor, allow_other) = mounted;
+        let (mount, descriptor, allow_other) = mount::mount(
+            Kind::File,
+            &mountpoint,
+            &source,
+            options.allow_other,
+            !options.writable,
+        )?;
         let kernel = MessageDevice::new(descriptor, mount::DEVICE)?;
         let wants_queues = wants_queues(options.transport, queue::is_switched_on());
         let devices = devices(kernel, lane_count(options.max_lanes, wants_queues));
@@ -244,7 +256,7 @@ impl Export {
     }
 
     /// Where it is mounted.
-    pub fn mountpoint(&self) -> &std::path::Path {
+    pub fn mountpoint(&self) -> &Path {
         &self.mountpoint
     }
 
@@ -403,6 +415,7 @@ fn welcome(init: &Init, has_queues: bool) -> Welcome {
         flags2 |= proto::INIT2_OVER_IO_URING;
     }
     let flags = proto::INIT_ASYNC_READ
+        | proto::INIT_ATOMIC_O_TRUNC
         | proto::INIT_BIG_WRITES
         | proto::INIT_ASYNC_DIO
         | proto::INIT_MAX_PAGES

@@ -2,8 +2,11 @@
 //!
 //! A process that may mount does it itself; for others `fusermount3`, which may, does.
 //!
-//! Invariant: a mount ends at the latest when its [`Mount`] is dropped. One whose server has
-//! died without that is taken away by the next one in the same place.
+//! Invariants:
+//! - A mount ends at the latest when its [`Mount`] is dropped. One whose server has died without that
+//!   is taken away by the next one in the same place.
+//! - Only mounts of Vellum are taken away, and of those that are served only the caller's own: it is
+//!   found by its id, not by the path, where something else may be mounted by now.
 
 use std::ffi::CString;
 use std::fs;
@@ -19,6 +22,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use vellum_io::{Error, ErrorKind, Result};
 
+use super::mount_id::MountId;
 use super::{AllowOther, MAX_TRANSFER_BYTES};
 
 /// Where the kernel speaks to servers.
@@ -62,12 +66,16 @@ pub(super) struct Request<'a> {
     /// What is shown there, for people.
     pub(super) source: &'a str,
     pub(super) allow_other: bool,
+    /// The kernel refuses writers (`EROFS`) before they have opened anything.
+    pub(super) read_only: bool,
 }
 
 /// A mount that is there.
 #[derive(Debug)]
 pub(super) struct Mount {
     mountpoint: PathBuf,
+    /// `None` where the kernel tells none (before Linux 5.8).
+    id: Option<MountId>,
     /// Nobody has taken it away yet.
     is_there: bool,
 }
@@ -99,7 +107,7 @@ pub(super) fn prepare(mountpoint: &Path, kind: Kind) -> Result<()> {
             Err(error) => error,
         };
         let is_dead = error.raw_os_error().is_some_and(is_dead);
-        let repaired = is_dead && unmount(mountpoint).is_ok();
+        let repaired = is_dead && is_ours(mountpoint) && unmount(mountpoint).is_ok();
         if !repaired {
             let text = format!("Failed to stat '{shown}'");
             return Err(Error::from_io("mount", &error).context("mount", text));
@@ -107,6 +115,25 @@ pub(super) fn prepare(mountpoint: &Path, kind: Kind) -> Result<()> {
     }
     let message = format!("'{shown}' lies below more dead mounts than can be taken away");
     Err(Error::new(ErrorKind::Io, "mount", message))
+}
+
+/// Takes away what servers of Vellum that have died have left mounted at a path. What cannot be taken
+/// away, whoever uses the path is told.
+pub(super) fn remove_dead(mountpoint: &Path) {
+    for _ in 0..REPAIRS_MAX {
+        // Other file systems are not asked: they may not answer.
+        let asked = is_ours(mountpoint).then(|| rustix::fs::statfs(mountpoint));
+        let is_dead = matches!(asked, Some(Err(errno)) if is_dead(errno.raw_os_error()));
+        if !is_dead || unmount(mountpoint).is_err() {
+            return;
+        }
+    }
+}
+
+/// Whether the uppermost mount at a path is one of Vellum.
+fn is_ours(mountpoint: &Path) -> bool {
+    let found = MountId::at(mountpoint).and_then(MountId::find);
+    found.is_some_and(|mount| mount.kind == TYPE)
 }
 
 impl Mount {
@@ -126,6 +153,7 @@ impl Mount {
             .map_err(|error| error.context("mount", "Failed to mount FUSE session to export"))?;
         let mount = Mount {
             mountpoint: request.mountpoint.to_owned(),
+            id: MountId::at(request.mountpoint),
             is_there: true,
         };
         Ok((mount, device))
@@ -136,11 +164,23 @@ impl Mount {
         self.is_there = false;
     }
 
-    /// Takes it away. Whoever has the file open keeps it, as long as it is served.
+    /// Takes it away. Whoever has the file open keeps it, as long as it is served. Below another mount it
+    /// stays, dead: it is taken away by the server of that, or by the next one in the same place.
     pub(super) fn end(&mut self) {
-        if std::mem::replace(&mut self.is_there, false) {
+        if !std::mem::replace(&mut self.is_there, false) {
+            return;
+        }
+        let place = match self.id {
+            None => Some(self.mountpoint.clone()),
+            Some(id) => {
+                let place = id.find().map(|mount| mount.path);
+                place.filter(|place| MountId::at(place) == Some(id))
+            }
+        };
+        if let Some(place) = place {
             // Somebody may have been faster.
-            let _ = unmount(&self.mountpoint);
+            let _ = unmount(&place);
+            remove_dead(&place);
         }
     }
 }
@@ -160,6 +200,7 @@ pub(super) fn mount(
     mountpoint: &Path,
     source: &str,
     allow_other: AllowOther,
+    read_only: bool,
 ) -> Result<(Mount, OwnedFd, bool)> {
     let mount = |allow_other| {
         let (mount, descriptor) = Mount::new(&Request {
@@ -167,6 +208,7 @@ pub(super) fn mount(
             mountpoint,
             source,
             allow_other,
+            read_only,
         })?;
         Ok((mount, descriptor, allow_other))
     };
@@ -213,7 +255,7 @@ fn mount_directly(request: &Request<'_>) -> Result<OwnedFd> {
     );
     let options = CString::new(options).expect("numbers and words have no NUL");
     let mut flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
-    if request.kind == Kind::Tree {
+    if request.read_only {
         flags |= MountFlags::RDONLY;
     }
     rustix::mount::mount(
@@ -250,12 +292,9 @@ fn options(request: &Request<'_>) -> String {
 fn mount_by_helper(request: &Request<'_>) -> std::result::Result<OwnedFd, Option<Error>> {
     // What is special in options.
     let source = request.source.replace('\\', "\\\\").replace(',', "\\,");
-    let read_only = match request.kind {
-        Kind::File => "",
-        Kind::Tree => "ro,nosuid,nodev,",
-    };
+    let read_only = if request.read_only { "ro," } else { "" };
     let options = format!(
-        "fsname={source},subtype=vellum,noatime,{read_only}{}",
+        "fsname={source},subtype=vellum,nosuid,nodev,noatime,{read_only}{}",
         options(request)
     );
     for helper in HELPERS {

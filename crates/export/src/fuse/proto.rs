@@ -25,6 +25,8 @@ pub(super) const REPLY_HEADER_BYTES: usize = 16;
 
 /// Reads may be answered in any order.
 pub(super) const INIT_ASYNC_READ: u32 = 1 << 0;
+/// An open with `O_TRUNC` comes as one request; else the kernel sets the size to 0 before it opens.
+pub(super) const INIT_ATOMIC_O_TRUNC: u32 = 1 << 3;
 /// Writes may be longer than a page.
 pub(super) const INIT_BIG_WRITES: u32 = 1 << 5;
 /// Direct reads and writes may run side by side.
@@ -68,7 +70,8 @@ pub(super) enum Operation {
     GetAttributes,
     /// Other attributes.
     SetAttributes(SetAttributes),
-    Open,
+    /// With the flags of `open(2)`.
+    Open(u32),
     Read(Transfer),
     /// The data follows.
     Write(Transfer),
@@ -76,6 +79,8 @@ pub(super) enum Operation {
     StatFs,
     Release,
     Sync,
+    /// A descriptor is closed, of what was opened with this handle.
+    Flush(u64),
     Allocate(Allocate),
     /// Where the next data or hole begins.
     Seek(Seek),
@@ -202,12 +207,13 @@ impl Header {
             opcode::INIT => Operation::Init(Init::decode(&mut reader)?),
             opcode::GETATTR => Operation::GetAttributes,
             opcode::SETATTR => Operation::SetAttributes(SetAttributes::decode(&mut reader)?),
-            opcode::OPEN => Operation::Open,
+            opcode::OPEN => Operation::Open(reader.u32()?),
             opcode::READ => Operation::Read(Transfer::decode(&mut reader)?),
             opcode::WRITE => Operation::Write(Transfer::decode(&mut reader)?),
             opcode::STATFS => Operation::StatFs,
             opcode::RELEASE => Operation::Release,
             opcode::FSYNC => Operation::Sync,
+            opcode::FLUSH => Operation::Flush(reader.u64()?),
             opcode::FALLOCATE => Operation::Allocate(Allocate::decode(&mut reader)?),
             opcode::LSEEK => Operation::Seek(Seek::decode(&mut reader)?),
             opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT => Operation::Silent,
@@ -226,6 +232,7 @@ mod opcode {
     pub(super) const STATFS: u32 = 17;
     pub(super) const RELEASE: u32 = 18;
     pub(super) const FSYNC: u32 = 20;
+    pub(super) const FLUSH: u32 = 25;
     pub(super) const INIT: u32 = 26;
     pub(super) const INTERRUPT: u32 = 36;
     pub(super) const BATCH_FORGET: u32 = 42;
@@ -427,9 +434,9 @@ impl Attributes {
     }
 }
 
-/// The answer to an open.
-pub(super) fn opened(flags: u32) -> Body {
-    Body::default().u64(0).u32(flags).u32(0)
+/// The answer to an open; later requests repeat the handle.
+pub(super) fn opened(handle: u64, flags: u32) -> Body {
+    Body::default().u64(handle).u32(flags).u32(0)
 }
 
 /// The answer to a write.
@@ -525,7 +532,7 @@ mod tests {
             block_size_bytes: 4096,
         };
         assert_eq!(attributes.encode(1).bytes().len(), 104);
-        assert_eq!(opened(0).bytes().len(), 16);
+        assert_eq!(opened(0, 0).bytes().len(), 16);
         assert_eq!(written(0).bytes().len(), 8);
         assert_eq!(sought(0).bytes().len(), 8);
         assert_eq!(file_system(1, 1, 4096).bytes().len(), 80);

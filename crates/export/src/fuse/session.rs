@@ -18,7 +18,7 @@ use vellum_io::lane::message::MessageDevice;
 use vellum_io::{Buffer, Buffers, Io, spawn};
 
 use super::MAX_TRANSFER_BYTES;
-use super::file::{Errno, File};
+use super::file::{Errno, File, OPENED_TO_WRITE};
 use super::proto::{
     self, Body, HEAD_BYTES, HEADER_BYTES, Header, Operation, REPLY_HEADER_BYTES, ROOT_ID, Transfer,
 };
@@ -202,7 +202,7 @@ impl Session {
                 transfer.offset_bytes,
                 u64::from(transfer.len_bytes),
             ),
-            Operation::Sync => (Counted::Flush, 0, 0),
+            Operation::Sync | Operation::Flush(OPENED_TO_WRITE) => (Counted::Flush, 0, 0),
             // Zeroes are written, space ahead of its use is not.
             Operation::Allocate(wanted) if wanted.zeroes() => {
                 (Counted::Write, wanted.offset_bytes, wanted.len_bytes)

@@ -1,9 +1,13 @@
 //! The server: takes clients in, spreads them over lanes, and ends in order.
+//!
+//! Invariant: clients leave [`RESERVED_DESCRIPTORS`] of the process to others: guests, monitors and disks
+//! that are opened.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::Shutdown;
+use std::os::fd::AsRawFd;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,6 +16,9 @@ use std::time::Duration;
 use event_listener::Event;
 use futures_util::future::{Either, select};
 use parking_lot::{Mutex, MutexGuard};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use tracing::trace;
 use vellum_io::lane::{self, Remote, net::Stream};
 use vellum_io::spawn;
@@ -30,6 +37,9 @@ use vellum_nbd::receive_buffer::{Disconnect, ReceiveBuffer};
 
 /// Pause after a failed accept: the cause (no file descriptors) will not go at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Descriptors that no client gets, as long as that leaves most of them to clients.
+const RESERVED_DESCRIPTORS: u64 = 64;
 
 /// When a client was given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,6 +173,11 @@ async fn accept_clients(listener: Listener, shared: Arc<Shared>, lanes: Rc<RefCe
 async fn next_client(listener: &Listener, shared: &Shared) -> Stream {
     loop {
         shared.wait_for_slot().await;
+        if !leaves_descriptors() {
+            // Whoever has them closes some, which is not told.
+            lane::sleep(ACCEPT_PAUSE).await;
+            continue;
+        }
         match listener.accept().await {
             Ok(client) => return client,
             Err(error) => {
@@ -170,6 +185,21 @@ async fn next_client(listener: &Listener, shared: &Shared) -> Stream {
                 lane::sleep(ACCEPT_PAUSE).await;
             }
         }
+    }
+}
+
+/// Whether enough descriptors are left to others when a client gets one.
+fn leaves_descriptors() -> bool {
+    let Some(most) = getrlimit(Resource::Nofile).current else {
+        return true;
+    };
+    let reserved = RESERVED_DESCRIPTORS.min(most / 4);
+    // A descriptor gets the lowest number that is free.
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    match rustix::fs::open(c"/", flags, Mode::empty()) {
+        Ok(next) => next.as_raw_fd() as u64 + reserved < most,
+        Err(Errno::MFILE | Errno::NFILE) => false,
+        Err(_) => true,
     }
 }
 

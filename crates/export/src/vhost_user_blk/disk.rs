@@ -27,6 +27,8 @@ pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
 pub(super) struct Kept {
     /// Without what the disk does for the logs of others.
     device: Arc<dyn BlockDevice>,
+    /// As [`Disk::keeps_writes`].
+    keeps_writes: bool,
     unflushed: Mutex<Option<Arc<Unflushed>>>,
 }
 
@@ -45,6 +47,18 @@ impl Kept {
             Some(unflushed) => unflushed.flush(&*self.device).await,
             None => Ok(()),
         }
+    }
+
+    /// As [`Kept::flush`], also for writes that no log has: the client keeps no memory for them.
+    ///
+    /// # Errors
+    /// As [`BlockDevice::flush`].
+    pub(super) async fn flush_all(&self) -> Result<()> {
+        let has_log = self.unflushed.lock().is_some();
+        if has_log || !self.keeps_writes {
+            return self.flush().await;
+        }
+        self.device.flush().await
     }
 }
 
@@ -112,6 +126,7 @@ impl Disk {
             !options.read_only && !options.write_through && !device.bytes_in().is_some_and(is_file);
         let kept = Arc::new(Kept {
             device: device.clone(),
+            keeps_writes,
             unflushed: Mutex::default(),
         });
         let number = options.logs.new_export();

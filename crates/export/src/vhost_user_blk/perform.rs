@@ -163,9 +163,8 @@ fn read(begun: Begun, offset_bytes: u64, into: Pieces) {
 fn write(begun: Begun, offset_bytes: u64, from: &Pieces) {
     let len = total_len(from);
     begun.queue.take_memory(len);
-    let (disk, device) = (&begun.queue.disk, &begun.queue.device);
-    let fua = disk.writes_through(begun.queue.guest_flushes);
-    let flags = RequestFlags::default().fua(fua);
+    let device = &begun.queue.device;
+    let flags = RequestFlags::default().fua(begun.queue.writes_through());
     let is_kept = begun.queue.log.is_some();
     if !is_kept && let Some(io) = device.write_from(offset_bytes, from, flags) {
         return when_done(begun, io, move |begun, written| {
@@ -280,7 +279,7 @@ async fn in_pieces(begun: Begun, ranges: Vec<(DiskRange, Option<bool>)>) {
 }
 
 fn zero(queue: &Queue, device: &dyn BlockDevice, at: u64, len_bytes: u64, unmap: bool) -> Io<()> {
-    let fua = queue.disk.writes_through(queue.guest_flushes);
+    let fua = queue.writes_through();
     let request = ZeroRequest::default().may_unmap(unmap).fua(fua);
     device.write_zeroes(at, len_bytes, request)
 }

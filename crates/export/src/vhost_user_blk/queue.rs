@@ -55,6 +55,8 @@ pub(super) struct QueueSetup {
     pub(super) notes: Option<QueueInFlight>,
     /// Where writes are kept until they are flushed.
     pub(super) log: Option<(Log, Arc<Unflushed>)>,
+    /// The client's memory has no room for the log that this disk needs.
+    pub(super) lacks_log: bool,
     /// Where the client is told of memory that was written.
     pub(super) dirty: Option<Arc<DirtyLog>>,
     /// Tells that there are requests.
@@ -79,6 +81,7 @@ pub(super) struct Queue {
     ring: RefCell<Ring>,
     notes: RefCell<Option<QueueInFlight>>,
     pub(super) log: Option<(RefCell<Log>, Arc<Unflushed>)>,
+    lacks_log: bool,
     dirty: Option<QueueDirtyLog>,
     control: Arc<QueueControl>,
     waited_for: WaitedFor,
@@ -93,7 +96,7 @@ pub(super) struct Queue {
     /// The loop, while it sleeps.
     sleeper: RefCell<Option<Waker>>,
     indirect: bool,
-    pub(super) guest_flushes: bool,
+    guest_flushes: bool,
 }
 
 /// Tells whether anybody waits for requests.
@@ -221,6 +224,7 @@ impl Queue {
             ring: RefCell::new(ring),
             notes: RefCell::new(notes),
             log: setup.log.map(|(log, all)| (RefCell::new(log), all)),
+            lacks_log: setup.lacks_log,
             dirty: setup
                 .dirty
                 .map(|log| QueueDirtyLog::new(log, setup.ring.addresses.used_for_log)),
@@ -355,6 +359,12 @@ impl Queue {
         if let Some(sleeper) = self.sleeper.borrow_mut().take() {
             sleeper.wake();
         }
+    }
+
+    /// Whether a write is durable before it is answered. Where the client's memory has no log, the next
+    /// server could not write it again.
+    pub(super) fn writes_through(&self) -> bool {
+        self.lacks_log || self.disk.writes_through(self.guest_flushes)
     }
 
     /// Whether nobody waits for what is in flight.

@@ -3,6 +3,8 @@
 //! Invariants:
 //! - While anything that a queue was started with changes (memory, features, its place, its
 //!   kicks), the queue stands still: its requests are done, and it is started anew.
+//! - When the last queue has stopped, or the memory for requests in flight is replaced, everything that
+//!   was acknowledged is durable: the client may free that memory, and with it the logs of writes.
 //! - A session that ends has no queue: everything that was begun on the device is complete.
 
 use std::cell::RefCell;
@@ -292,6 +294,7 @@ impl Session {
                 let state = self.stopped(queue).await?;
                 state.kick = None;
                 let base = u32::from(state.base);
+                self.flush_if_stopped().await;
                 return Ok(Answer::Payload(encode_ring_state(queue, base)));
             }
             Message::SetKick {
@@ -356,6 +359,18 @@ impl Session {
         }
     }
 
+    /// Flushes what was acknowledged once no queue runs: a client that resets the device frees the
+    /// memory with the logs, while its guest goes on and relies on what it has written.
+    async fn flush_if_stopped(&self) {
+        if self.queues.iter().any(|state| state.running.is_some()) {
+            return;
+        }
+        // The client cannot be told, and keeps the logs unless it resets the device.
+        if let Err(failure) = self.shared.disk.kept.flush_all().await {
+            self.shared.disk.log(failure.message());
+        }
+    }
+
     /// Starts the queues of which everything is known.
     fn start_all(&mut self) -> Result<()> {
         let enables = self.features & feature::PROTOCOL != 0;
@@ -383,6 +398,9 @@ impl Session {
                 (Some(in_flight), Some(all)) => Some((in_flight.log(number)?, all)),
                 _ => None,
             };
+            // Made by a server that needed no log, such as one of a raw file.
+            let lacks_log =
+                self.shared.disk.keeps_writes && self.in_flight.is_some() && log.is_none();
             let setup = QueueSetup {
                 number,
                 disk: self.shared.disk.clone(),
@@ -397,6 +415,7 @@ impl Session {
                 },
                 notes,
                 log,
+                lacks_log,
                 dirty: self.dirty.clone().filter(|_| is_logged),
                 kick: kick
                     .try_clone()
@@ -459,10 +478,22 @@ impl Session {
     /// they have.
     async fn set_in_flight(&mut self, area: &InFlightArea, file: OwnedFd) -> Result<()> {
         self.stop_all().await;
+        if let Err(failure) = self.shared.disk.kept.flush_all().await {
+            // The logs in the memory of before are still needed.
+            self.start_all()?;
+            return Err(failure);
+        }
         let is_over = || self.shared.stop.is_requested() || self.peer.has_left();
         match take_over(&self.shared.disk, area, file, is_over).await {
             Ok(taken) => {
                 self.shared.disk.kept.set(taken.unflushed.clone());
+                if self.shared.disk.keeps_writes && taken.unflushed.is_none() {
+                    self.shared.disk.log(
+                        "the client's memory for requests in flight was made by another server and \
+                         has no room for unflushed writes: writes go through to the disk, which is \
+                         slower, until the client resets the device",
+                    );
+                }
                 self.in_flight = Some(taken);
                 Ok(())
             }
@@ -505,6 +536,7 @@ impl Session {
     /// Forgets what was set up.
     async fn reset(&mut self) {
         self.stop_all().await;
+        self.flush_if_stopped().await;
         for state in &mut self.queues {
             *state = QueueState::default();
         }
@@ -522,7 +554,7 @@ impl Session {
         }
         self.stop_all().await;
         self.in_flight = None;
-        if let Err(failure) = self.shared.disk.kept.flush().await {
+        if let Err(failure) = self.shared.disk.kept.flush_all().await {
             // The next server writes it again.
             self.shared.disk.log(failure.message());
         }

@@ -6,7 +6,7 @@ use vellum::{Buffer, Buffers, Error, ErrorKind, Io, Result, Storage};
 use vellum_io::buffer::total_len;
 use vellum_io::shared_memory::{self, SharedBuffer};
 use vellum_io::spawn;
-use vellum_storage::{BlockStatus, StorageExtent};
+use vellum_storage::{BlockStatus, SourceVersion, StorageExtent};
 
 use super::manifest::{Sum, Summing};
 use super::package::Member;
@@ -23,12 +23,20 @@ pub struct MemberStorage {
     member: Member,
     /// What the manifest says of it, one for each function.
     sums: Vec<Sum>,
+    /// Why the manifest does not tell whether this is whole.
+    doubt: Option<String>,
 }
 
 impl MemberStorage {
     /// The window of `file` that is `member`, which lies inside.
-    pub(super) fn new(file: Arc<dyn Storage>, member: Member, sums: Vec<Sum>) -> Arc<Self> {
+    pub(super) fn new(
+        file: Arc<dyn Storage>,
+        member: Member,
+        sums: Vec<Sum>,
+        doubt: Option<String>,
+    ) -> Arc<Self> {
         Arc::new(MemberStorage {
+            doubt,
             name: format!("{}#{}", file.name(), member.name),
             file,
             member,
@@ -54,8 +62,18 @@ impl MemberStorage {
     /// Reads all of it, and compares it with what the manifest says.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidImage`] where it is something else; what the storage says.
+    /// [`ErrorKind::InvalidImage`] where it is something else, or there is a manifest that does not tell; what the
+    /// storage says.
     pub async fn verify(&self) -> Result<()> {
+        if let Some(doubt) = &self.doubt {
+            let error = Error::new(ErrorKind::InvalidImage, "verify", doubt.clone());
+            return Err(error.target(&self.name));
+        }
+        self.compare().await
+    }
+
+    /// As [`MemberStorage::verify`], with the sums that could be read.
+    pub(super) async fn compare(&self) -> Result<()> {
         let sums = self.sums.iter();
         let mut summings: Vec<Summing> = sums.map(|sum| Summing::new(sum.algorithm)).collect();
         let mut at = 0;
@@ -130,9 +148,10 @@ impl Storage for MemberStorage {
         &self.name
     }
 
-    fn version(&self) -> Option<String> {
-        let file = self.file.version()?;
-        Some(format!("{file}#{}", self.member.offset_bytes))
+    fn version(&self) -> SourceVersion {
+        let file = self.file.version().known();
+        file.map(|file| format!("{file}#{}", self.member.offset_bytes))
+            .into()
     }
 
     fn len_bytes(&self) -> Result<u64> {

@@ -41,6 +41,10 @@ pub struct Package {
     members: Vec<Member>,
     descriptor: Descriptor,
     manifest: Option<Manifest>,
+    /// Names of manifests that are not called as the descriptor is.
+    strays: Vec<String>,
+    /// Members that no manifest has sums of: itself and the certificate.
+    without_sums: Vec<String>,
     certificate: Option<String>,
 }
 
@@ -69,7 +73,8 @@ impl Package {
             members.iter().find(|member| member.name == name)
         };
         let text = whole(&*file, descriptor, MAX_DESCRIPTOR_BYTES);
-        let descriptor = Descriptor::decode(&text.await.map_err(named)?).map_err(named)?;
+        let mut descriptor = Descriptor::decode(&text.await.map_err(named)?).map_err(named)?;
+        decode_references(&mut descriptor, &members);
         let manifest = match beside(".mf") {
             None => None,
             Some(member) => {
@@ -78,7 +83,16 @@ impl Package {
             }
         };
         let certificate = beside(".cert").map(|member| member.name.clone());
+        let own_manifest = beside(".mf").map(|member| member.name.clone());
+        let others = members.iter().map(|member| &member.name);
+        let others =
+            others.filter(|name| ends_with(name, ".mf") && Some(*name) != own_manifest.as_ref());
         Ok(Package {
+            strays: others.cloned().collect(),
+            without_sums: own_manifest
+                .into_iter()
+                .chain(certificate.clone())
+                .collect(),
             file,
             members,
             descriptor,
@@ -175,8 +189,31 @@ impl Package {
 
     fn window(&self, member: &Member) -> Arc<MemberStorage> {
         let sums = self.manifest.iter();
-        let sums = sums.flat_map(|manifest| manifest.sums_of(&member.name));
-        MemberStorage::new(self.file.clone(), member.clone(), sums.cloned().collect())
+        let sums: Vec<_> = sums
+            .flat_map(|manifest| manifest.sums_of(&member.name).cloned())
+            .collect();
+        let doubt = self.doubts().into_iter().next();
+        let doubt = doubt.or_else(|| self.is_without_sum(member).then(|| no_sum_of(member)));
+        MemberStorage::new(self.file.clone(), member.clone(), sums, doubt)
+    }
+
+    /// Why the manifest does not tell whether the package is whole.
+    fn doubts(&self) -> Vec<String> {
+        let strays = self.strays.iter().map(|name| {
+            format!(
+                "'{name}' is not called as the descriptor is: nothing tells whether it is the manifest"
+            )
+        });
+        let lines = self.manifest.iter().flat_map(|one| &one.unreadable_lines);
+        let lines = lines.map(|line| format!("line {line} of the manifest cannot be read"));
+        strays.chain(lines).collect()
+    }
+
+    /// Whether there is a manifest that ought to have a sum of a member, and has none.
+    fn is_without_sum(&self, member: &Member) -> bool {
+        let manifest = self.manifest.as_ref();
+        !self.without_sums.contains(&member.name)
+            && manifest.is_some_and(|manifest| manifest.sums_of(&member.name).next().is_none())
     }
 
     fn error(&self, kind: ErrorKind, message: String) -> Error {
@@ -213,15 +250,15 @@ impl Package {
                 Some(_) => {}
             }
         }
+        for doubt in self.doubts() {
+            report.corruption(format!("ERROR {doubt}"));
+        }
         let Some(manifest) = &self.manifest else {
             report.message(
                 "The package has no manifest: its members have nothing to be compared with.",
             );
             return Ok(report);
         };
-        for line in &manifest.unreadable_lines {
-            report.corruption(format!("ERROR line {line} of the manifest cannot be read"));
-        }
         let names: HashSet<&str> = self.members.iter().map(|member| &*member.name).collect();
         let unknown = manifest
             .sums
@@ -234,7 +271,10 @@ impl Package {
             ));
         }
         for member in &self.members {
-            match self.window(member).verify().await {
+            if self.is_without_sum(member) {
+                report.corruption(format!("ERROR {}", no_sum_of(member)));
+            }
+            match self.window(member).compare().await {
                 Err(error) if error.kind() == ErrorKind::InvalidImage => {
                     report.corruption(format!("ERROR {}", error.message()));
                 }
@@ -243,6 +283,39 @@ impl Package {
         }
         Ok(report)
     }
+}
+
+fn no_sum_of(member: &Member) -> String {
+    format!("the manifest has no sum of '{}'", member.name)
+}
+
+/// References are written as URIs, in which `%20` stands for a space, say. A member that is called as it is written there
+/// is meant all the same.
+fn decode_references(descriptor: &mut Descriptor, members: &[Member]) {
+    for file in &mut descriptor.files {
+        let is_member = members.iter().any(|member| member.name == file.href);
+        if let (false, Some(decoded)) = (is_member, percent_decoded(&file.href)) {
+            file.href = plain_name(&decoded).to_owned();
+        }
+    }
+}
+
+/// A text without escapes of URIs; `None` where they are none.
+fn percent_decoded(text: &str) -> Option<String> {
+    let (mut decoded, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
+    while let Some((&byte, behind)) = rest.split_first() {
+        rest = behind;
+        if byte != b'%' {
+            decoded.push(byte);
+            continue;
+        }
+        let (digits, behind) = rest.split_at_checked(2)?;
+        let digits = std::str::from_utf8(digits).ok()?;
+        let is_hex = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+        decoded.push(u8::from_str_radix(digits, 16).ok().filter(|_| is_hex)?);
+        rest = behind;
+    }
+    String::from_utf8(decoded).ok()
 }
 
 fn ends_with(name: &str, end: &str) -> bool {

@@ -39,10 +39,7 @@ impl ParentLocator {
     /// The parent as a backing file of this system: its path from the folder of the image, if there is one, with
     /// slashes.
     pub fn backing_name(&self) -> Option<BackingName> {
-        Some(BackingName {
-            name: self.paths().next()?.replace('\\', "/"),
-            format: Some("vhdx".to_owned()),
-        })
+        Some(BackingName::of_path(self.paths().next()?, "vhdx"))
     }
 
     /// Whether an image whose headers have this identity is the parent.
@@ -137,6 +134,20 @@ pub(crate) mod tests {
         let linkage = Guid::parse("83ed0ec3-24c8-49a6-a959-5e4bf1288bfb").unwrap();
         assert!(locator.is_parent(linkage));
         assert!(!locator.is_parent(Guid::NIL));
+    }
+
+    #[test]
+    fn a_parent_is_a_path_whatever_its_locator_says() {
+        for (path, name) in [
+            (r"nbd://host:10809/disk", "./nbd://host:10809/disk"),
+            (r"http:\\host\disk", "./http://host/disk"),
+            (r#"json:{"driver":"nbd"}"#, r#"./json:{"driver":"nbd"}"#),
+            (r"d:\a\parent.vhdx", "./d:/a/parent.vhdx"),
+            (r"a\b:c.vhdx", "a/b:c.vhdx"),
+        ] {
+            let locator = ParentLocator::decode(&encode(&[("relative_path", path)])).unwrap();
+            assert_eq!(locator.backing_name().unwrap().name, name);
+        }
     }
 
     #[test]

@@ -82,9 +82,6 @@ impl Parent {
     /// The parent as a backing file of this system: its path from the folder of the image, if there is one, with
     /// slashes.
     pub fn backing_name(&self) -> Option<BackingName> {
-        Some(BackingName {
-            name: self.paths().next()?.replace('\\', "/"),
-            format: Some("vpc".to_owned()),
-        })
+        Some(BackingName::of_path(self.paths().next()?, "vpc"))
     }
 }

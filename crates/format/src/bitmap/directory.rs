@@ -49,9 +49,9 @@ impl BitmapDirectoryEntry {
 
     /// Whether the table has as many entries as a disk of `guest_size_bytes` asks for (I34).
     pub fn fits(&self, guest_size_bytes: u64, geometry: &Geometry) -> bool {
+        // A table has an entry at least, so none fits a disk without bytes: QEMU does not open that image.
         let needed = Self::table_entries_for(guest_size_bytes, self.granularity_bits, geometry);
-        // Of a disk without bytes the table has an entry all the same.
-        u64::from(self.table_entries) == needed.max(1)
+        u64::from(self.table_entries) == needed
     }
 
     /// Decodes the entry at the start of `raw` and says how many bytes it has,

@@ -203,6 +203,11 @@ impl Op {
         self.readiness().is_some()
     }
 
+    /// Whether it is a file's request, for which the kernel may need a thread of its own.
+    pub(crate) fn blocks_in_kernel(&self) -> bool {
+        !self.is_command() && !self.waits_for_others()
+    }
+
     /// What must be ready for the request to go on; `None` for requests that
     /// block in the kernel instead (files, calls).
     pub(crate) fn readiness(&self) -> Option<i16> {

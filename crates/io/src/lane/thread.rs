@@ -61,7 +61,7 @@ impl LaneThread {
         let thread = thread::Builder::new()
             .name(name.to_owned())
             .spawn(work)
-            .map_err(|error| Error::from_io("start a lane's thread", &error))?;
+            .map_err(|error| Error::no_thread(&error))?;
         let remote = installed.recv().unwrap_or_else(|_| Err(lane_ended()))?;
         Ok(LaneThread {
             remote,

@@ -365,6 +365,9 @@ impl Uring {
             return self.submit(slot);
         }
         let cancelled = entry.cancelled;
+        if result == Err(libc::ECANCELED) && !cancelled && request.op.blocks_in_kernel() {
+            return self.leave_to_worker(slot);
+        }
         match request.advance(result) {
             Step::Finished(result) => self.finish(slot, result, finished),
             _ if cancelled => self.finish(slot, Err(libc::ECANCELED), finished),
@@ -373,6 +376,15 @@ impl Uring {
                 entry.polling = true;
                 self.submit(slot);
             }
+        }
+    }
+
+    /// Has a worker do what the kernel dropped undone: it drops a request that blocks if it can start no
+    /// thread for it (`ulimit -u`, `pids.max`).
+    fn leave_to_worker(&mut self, slot: u32) {
+        if let Some(request) = self.entries[slot as usize].request.take() {
+            self.at_workers += 1;
+            workers::submit(request, slot, &self.mailbox);
         }
     }
 

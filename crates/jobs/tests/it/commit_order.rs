@@ -29,8 +29,11 @@ impl Storage for Recording {
     );
 
     fn read(&self, offset_bytes: u64, buffers: Buffers) -> Io<Buffers> {
-        if buffers.iter().map(|buffer| buffer.len()).sum::<usize>() >= CLUSTER {
-            self.reads.lock().unwrap().push(offset_bytes);
+        let len_bytes = buffers.iter().map(|buffer| buffer.len()).sum::<usize>();
+        if len_bytes >= CLUSTER {
+            // Clusters side by side are read at once.
+            let clusters = (offset_bytes..offset_bytes + len_bytes as u64).step_by(CLUSTER);
+            self.reads.lock().unwrap().extend(clusters);
         }
         self.below.read(offset_bytes, buffers)
     }

@@ -84,6 +84,9 @@ pub(super) struct State {
     pub(super) trace: Option<Trace>,
     /// Stored since it was looked how much the folder takes.
     stored_bytes: u64,
+    /// Blocks that were found whole, or stored, with the generation of their group, since the last sync began.
+    pub(super) unsynced: Vec<(u64, u64)>,
+    pub(super) is_syncing: bool,
     /// When storing has failed, or somebody who claims blocks has not brought them.
     full_since: Option<Instant>,
 }
@@ -121,6 +124,8 @@ pub(super) struct Cache {
     /// The server does not answer just now, which was said.
     is_out: AtomicBool,
     fetched_bytes: AtomicU64,
+    /// A sync has failed: from then on no block counts as durable.
+    pub(super) has_lost: AtomicBool,
 }
 
 impl Cache {
@@ -138,6 +143,8 @@ impl Cache {
             streams: Streams::new(first, (64 * first).min(256)),
             trace: None,
             stored_bytes: 0,
+            unsynced: Vec::new(),
+            is_syncing: false,
             full_since: None,
         };
         Cache {
@@ -156,6 +163,7 @@ impl Cache {
             repairs: async_lock::Mutex::new(()),
             is_out: AtomicBool::new(false),
             fetched_bytes: AtomicU64::new(0),
+            has_lost: AtomicBool::new(false),
         }
     }
 
@@ -259,7 +267,8 @@ impl Cache {
         for one in on_way {
             one.finish(result.clone());
         }
-        // Nobody who reads waits for that.
+        // No reader waits for these.
+        self.sync_soon();
         self.mind_limit(stored).await;
     }
 
@@ -290,8 +299,15 @@ impl Cache {
             // What was read while the group was thrown out says nothing.
             let is_there = generation.is_multiple_of(2) && shared.generation(group) == generation;
             if whole && is_there {
-                self.table.set_whole(block, generation);
+                self.note_one(block, generation);
             }
+        }
+    }
+
+    fn note_one(&self, block: u64, generation: u64) {
+        self.table.set_whole(block, generation);
+        if !self.has_lost.load(Ordering::Acquire) {
+            self.state.lock().unsynced.push((block, generation));
         }
     }
 
@@ -359,7 +375,7 @@ impl Cache {
             stored += len_bytes;
             for block in missing {
                 let generation = self.table.shared().generation(block / GROUP_BLOCKS);
-                self.table.set_whole(block, generation);
+                self.note_one(block, generation);
             }
         }
         Ok(stored)

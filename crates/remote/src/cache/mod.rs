@@ -10,9 +10,9 @@
 //! Invariants:
 //! - Bytes of one version are never shown as another's: the version is a part of the files' name and
 //!   of their header.
-//! - A block is used after its bytes were compared with its hash, in this process or by having
-//!   fetched them, and as long as its group was not thrown out. So no write needs to be durable, nor
-//!   to be before another one.
+//! - A block is used after its bytes were compared with its hash, and as long as its group was not thrown out. They are
+//!   compared at every read, until a sync that began after they were there has succeeded ([`sync`]): the disk may
+//!   lose before that what it has taken. So no write needs to be durable, nor to be before another one.
 //! - A block is fetched under a claim on its entry; a group is thrown out under one on all of its
 //!   entries. Claims end with the process that has them.
 //! - A cache that cannot be written (a full disk) costs speed, and no read.
@@ -25,6 +25,7 @@ mod fill;
 mod layout;
 mod place;
 mod storage;
+mod sync;
 mod table;
 mod trace;
 

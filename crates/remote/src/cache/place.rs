@@ -13,6 +13,12 @@ use vellum_storage::{Storage, WriteFlags};
 use super::directory::Files;
 use super::layout::{ABSENT, BLOCK_BYTES, ENTRY_BYTES, Entry, Identity, entries_of, entry_of};
 
+/// Which blocks have the hashes that their entries say.
+fn are_whole(entries: &[Entry], bytes: &[u8]) -> impl Iterator<Item = bool> {
+    let blocks = entries.iter().zip(bytes.chunks(BLOCK_BYTES as usize));
+    blocks.map(|(entry, block)| *entry != ABSENT && entry_of(block) == *entry)
+}
+
 /// The data and the index of a version.
 #[derive(Debug)]
 pub(super) struct Place {
@@ -103,15 +109,19 @@ impl Place {
     /// Which of some blocks are there and whole: their bytes have the hashes that the entries say.
     pub(super) async fn whole_blocks(&self, blocks: &Range<u64>) -> Result<Vec<bool>> {
         let entries = self.entries(blocks).await?;
-        let mut whole = vec![false; entries.len()];
         if entries.iter().all(|entry| *entry == ABSENT) {
-            return Ok(whole);
+            return Ok(vec![false; entries.len()]);
         }
         let bytes = self.read(blocks).await?;
-        for (at, block) in bytes.chunks(BLOCK_BYTES as usize).enumerate() {
-            whole[at] = entries[at] != ABSENT && entry_of(block) == entries[at];
-        }
-        Ok(whole)
+        Ok(are_whole(&entries, &bytes).collect())
+    }
+
+    /// The bytes of some blocks, if all of them are there and whole.
+    pub(super) async fn read_whole(&self, blocks: &Range<u64>) -> Result<Option<Buffer>> {
+        let entries = self.entries(blocks).await?;
+        let bytes = self.read(blocks).await?;
+        let is_whole = are_whole(&entries, &bytes).all(|is_whole| is_whole);
+        Ok(is_whole.then_some(bytes))
     }
 
     fn len_bytes(&self, blocks: &Range<u64>) -> usize {

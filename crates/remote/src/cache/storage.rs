@@ -239,6 +239,17 @@ impl CacheStorage {
     }
 }
 
+/// Copies bytes to buffers, which get zeroes beyond their end.
+fn copy_out(bytes: &[u8], skip_bytes: u64, buffers: &mut Buffers) {
+    let mut rest = bytes.get(skip_bytes as usize..).unwrap_or_default();
+    for buffer in buffers {
+        let (part, behind) = rest.split_at(rest.len().min(buffer.len()));
+        buffer[..part.len()].copy_from_slice(part);
+        buffer[part.len()..].fill(0);
+        rest = behind;
+    }
+}
+
 /// The text of a trace, if it is a file of a length that traces have.
 fn read_trace(path: &Path) -> Option<String> {
     let found = fs::metadata(path).ok()?;
@@ -313,15 +324,20 @@ impl Cache {
             let Some(seen) = self.table.whole(blocks.clone()) else {
                 continue;
             };
-            let lens: Vec<usize> = buffers.iter().map(|one| one.len()).collect();
-            match self.place.data.read(offset_bytes, buffers).await {
-                Ok(read) if self.table.is_unchanged(&seen) => return Ok(read),
-                Ok(read) => buffers = read,
-                // The server has the bytes, too.
-                Err(_) => {
-                    buffers = lens.into_iter().map(Buffer::for_read).collect();
-                    break;
+            match self.place.read_whole(&blocks).await {
+                Ok(Some(bytes)) if self.table.is_unchanged(&seen) => {
+                    copy_out(
+                        &bytes,
+                        offset_bytes - blocks.start * BLOCK_BYTES,
+                        &mut buffers,
+                    );
+                    return Ok(buffers);
                 }
+                Ok(Some(_)) => {}
+                // The disk has lost some of them since they were found whole.
+                Ok(None) => self.table.forget(blocks.clone()),
+                // The server has the bytes, too.
+                Err(_) => break,
             }
         }
         self.server()?.read(offset_bytes, buffers).await
@@ -428,7 +444,7 @@ impl Storage for CacheStorage {
         self.cache.table.tick();
         self.cache.note(&blocks);
         let cache = self.cache.clone();
-        let Some(seen) = cache.table.whole(blocks) else {
+        let Some(seen) = cache.table.durable(blocks) else {
             return Io::start(cache.read_slowly(offset_bytes, buffers));
         };
         let lens: SmallVec<[usize; 4]> = buffers.iter().map(|one| one.len()).collect();
@@ -522,6 +538,60 @@ mod tests {
             assert!(storage.cache.table.whole(0..1).is_none());
             assert!(read(&storage, 0, 1 << 20).await == [7; 1 << 20]);
             assert!(table.generation(0).is_multiple_of(2));
+        });
+    }
+
+    /// A disk that takes what is written, reports a failure at each sync, and has lost the bytes then.
+    #[derive(Debug)]
+    struct Losing(MemStorage);
+
+    impl Storage for Losing {
+        vellum_storage::delegate!(
+            0: capabilities, name, len_bytes, read, write, write_zeroes, discard, truncate, block_status
+        );
+
+        fn flush(&self) -> Io<()> {
+            let len_bytes = self.0.snapshot().len() as u64;
+            let lost = self.0.write_zeroes(0, len_bytes, Default::default());
+            Io::boxed(async move {
+                lost.await?;
+                Err(Error::from_errno("flush", 5))
+            })
+        }
+    }
+
+    #[test]
+    fn what_the_disk_loses_before_a_sync_is_not_read() {
+        let below = Arc::new(MemStorage::with_bytes(vec![7; 5 << 20]));
+        lane::block_on(async {
+            let data = Arc::new(Losing(MemStorage::new()));
+            let index = Arc::new(MemStorage::new());
+            let options = CacheOptions::new("");
+            let storage = CacheStorage::in_storages(below, data.clone(), index, options).unwrap();
+            for round in 0..20 {
+                let at = (round % 5) << 20;
+                assert!(
+                    read(&storage, at, 65536).await == [7; 65536],
+                    "round {round}"
+                );
+                // Also without one that the cache knows of.
+                drop(data.flush().await);
+                assert!(
+                    read(&storage, at + 100, 300).await == [7; 300],
+                    "round {round}"
+                );
+            }
+        });
+    }
+
+    #[test]
+    fn what_is_durable_is_read_without_another_look() {
+        lane::block_on(async {
+            let (storage, _, _) = cache(vec![7; 1 << 20]);
+            read(&storage, 0, 1 << 20).await;
+            storage.cache.tasks_end().await;
+            assert!(storage.cache.table.durable(0..16).is_some());
+            assert!(read(&storage, 100, 4096).await == [7; 4096]);
         });
     }
 

@@ -79,6 +79,8 @@ struct Known {
     generation: AtomicU64,
     /// A bit for each block that was found whole in this generation.
     whole: AtomicU64,
+    /// A bit for each of these that a sync which began afterwards has made durable.
+    durable: AtomicU64,
 }
 
 /// The generations that blocks had before they were read.
@@ -129,16 +131,25 @@ impl Table {
     }
 
     /// If all of the blocks are known to be whole: what to ask [`Table::is_unchanged`] with when they
-    /// have been read.
+    /// have been read. The disk may have lost some of them since, unless they are [durable](Table::durable).
     pub(super) fn whole(&self, blocks: Range<u64>) -> Option<Seen> {
+        self.known_as(blocks, |known| &known.whole)
+    }
+
+    /// As [`Table::whole`], if all of the blocks are durable, too: their bytes need not be compared again.
+    pub(super) fn durable(&self, blocks: Range<u64>) -> Option<Seen> {
+        self.known_as(blocks, |known| &known.durable)
+    }
+
+    fn known_as(&self, blocks: Range<u64>, which: fn(&Known) -> &AtomicU64) -> Option<Seen> {
         let mut seen = Seen::default();
         for (group, bits) in bits_of(blocks) {
             let known = &self.known[group as usize];
             let generation = self.shared.generation(group);
-            let whole = generation.is_multiple_of(2)
+            let is_known = generation.is_multiple_of(2)
                 && known.generation.load(Ordering::Acquire) == generation
-                && known.whole.load(Ordering::Acquire) & bits == bits;
-            if !whole {
+                && which(known).load(Ordering::Acquire) & bits == bits;
+            if !is_known {
                 return None;
             }
             self.touch(group);
@@ -162,6 +173,7 @@ impl Table {
         let _changing = self.changes.lock();
         if known.generation.load(Ordering::Relaxed) != generation {
             // What is known of another generation is forgotten first: nobody takes it for this one's.
+            known.durable.store(0, Ordering::Release);
             known.whole.store(0, Ordering::Release);
             known.generation.store(generation, Ordering::Release);
         }
@@ -169,6 +181,27 @@ impl Table {
             .whole
             .fetch_or(1 << (block % GROUP_BLOCKS), Ordering::Release);
         self.touch(group);
+    }
+
+    /// Notes that a block is durable which was found whole, or made so, while its group had this generation.
+    pub(super) fn set_durable(&self, block: u64, generation: u64) {
+        let known = &self.known[(block / GROUP_BLOCKS) as usize];
+        let bit = 1 << (block % GROUP_BLOCKS);
+        let _changing = self.changes.lock();
+        let is_whole = known.whole.load(Ordering::Relaxed) & bit != 0;
+        if known.generation.load(Ordering::Relaxed) == generation && is_whole {
+            known.durable.fetch_or(bit, Ordering::Release);
+        }
+    }
+
+    /// Notes that blocks have to be looked at again.
+    pub(super) fn forget(&self, blocks: Range<u64>) {
+        let _changing = self.changes.lock();
+        for (group, bits) in bits_of(blocks) {
+            let known = &self.known[group as usize];
+            known.durable.fetch_and(!bits, Ordering::Release);
+            known.whole.fetch_and(!bits, Ordering::Release);
+        }
     }
 
     /// Notes that a group is used now.
@@ -220,7 +253,14 @@ mod tests {
         other.set_generation(1, 2);
         assert!(!table.is_unchanged(&seen) && !whole(64..65) && whole(60..64));
         // What is filled anew is known again, and nothing of before.
+        table.set_durable(64, 0);
         table.set_whole(64, 2);
+        assert!(table.durable(64..65).is_none());
+        table.set_durable(64, 2);
+        table.set_durable(65, 2);
+        assert!(table.durable(64..65).is_some() && table.durable(65..66).is_none());
+        table.forget(60..64);
+        assert!(!whole(60..61) && whole(64..65));
         assert!(whole(64..65) && !whole(65..66) && !table.is_unchanged(&seen));
     }
 }

@@ -2,10 +2,11 @@
 
 use reqwest::StatusCode;
 use reqwest::header::{
-    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, HeaderName, LAST_MODIFIED,
-    RETRY_AFTER,
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, DATE, ETAG, HeaderMap, HeaderName,
+    LAST_MODIFIED, RETRY_AFTER,
 };
 use std::time::Duration;
+use vellum_storage::tells_version;
 
 /// Which bytes a file has had when it was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,6 +14,8 @@ pub(crate) struct Version {
     pub(crate) len_bytes: u64,
     etag: Option<String>,
     modified: Option<String>,
+    /// A later change has another time.
+    is_settled: bool,
 }
 
 /// Of the file behind an answer.
@@ -30,18 +33,30 @@ fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok().map(str::trim)
 }
 
+/// Whether the file was last changed some seconds ago, by the server's own clock.
+fn is_settled(headers: &HeaderMap) -> bool {
+    let time = |name| httpdate::parse_http_date(text(headers, name)?).ok();
+    match (time(LAST_MODIFIED), time(DATE)) {
+        (Some(modified), Some(now)) => tells_version(modified, now),
+        _ => false,
+    }
+}
+
 impl Version {
     pub(super) fn of(headers: &HeaderMap, len_bytes: u64) -> Self {
         Version {
             len_bytes,
             etag: text(headers, ETAG).map(str::to_owned),
             modified: text(headers, LAST_MODIFIED).map(str::to_owned),
+            is_settled: is_settled(headers),
         }
     }
 
-    /// What tells this version from others, if the server says anything that does.
+    /// What tells this version from others, if the server says anything that does: a weak entity tag may be that of
+    /// other bytes too, and so may the time of a change a moment ago, since it has whole seconds.
     pub(super) fn tag(&self) -> Option<String> {
-        let tag = self.etag.as_ref().or(self.modified.as_ref())?;
+        let modified = self.modified().filter(|_| self.is_settled);
+        let tag = self.strong_etag().or(modified)?;
         Some(format!("{} {tag}", self.len_bytes))
     }
 
@@ -187,6 +202,22 @@ mod tests {
         assert!(told(206, &[]).is_err());
         assert!(told(200, &[("content-encoding", "gzip")]).is_err());
         assert!(told(204, &[]).is_err());
+    }
+
+    #[test]
+    fn weak_tags_and_times_of_a_moment_ago_tell_no_version() {
+        let modified = ("last-modified", "Wed, 25 Nov 2026 10:00:00 GMT");
+        let early = ("date", "Wed, 25 Nov 2026 10:00:01 GMT");
+        let late = ("date", "Wed, 25 Nov 2026 10:00:09 GMT");
+        let (weak, strong) = (("etag", "W/\"a\""), ("etag", "\"a\""));
+        let tag = |list: &[(&'static str, &'static str)]| Version::of(&headers(list), 10).tag();
+        assert_eq!(tag(&[modified, early]), None);
+        assert_eq!(tag(&[modified]), None, "the server's clock is unknown");
+        let settled = tag(&[modified, late]);
+        assert_eq!(settled, Some(format!("10 {}", modified.1)));
+        assert_eq!(tag(&[weak, modified, early]), None);
+        assert_eq!(tag(&[weak, modified, late]), settled);
+        assert_eq!(tag(&[strong, modified, early]).as_deref(), Some("10 \"a\""));
     }
 
     #[test]

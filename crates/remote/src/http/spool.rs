@@ -13,7 +13,9 @@ use reqwest::header::TRANSFER_ENCODING;
 
 use super::answer::{self, Content};
 use super::source::{Answer, Source};
+use crate::blocking;
 use crate::failure::Failure;
+use crate::temporary;
 
 /// What is left free in the file system of temporary files, whatever the server sends: 64 MiB.
 const LEFT_FREE_BYTES: u64 = 64 << 20;
@@ -108,6 +110,8 @@ pub(super) async fn spool(source: &Source, answer: Answer) -> Result<(File, u64)
         let error = Error::new(ErrorKind::Protocol, "open", "the file ends too early");
         return Err(Failure::Passing(error.target(source.name()), None));
     }
+    let durable = temporary::make_durable(&file, source.name()).await;
+    durable.map_err(Failure::Final)?;
     source.set_version(answer::Version::of(response.headers(), written));
     let file = Arc::try_unwrap(file).or_else(|file| file.try_clone());
     let file = file.map_err(|error| Failure::Final(Error::from_io("open", &error)))?;
@@ -117,15 +121,12 @@ pub(super) async fn spool(source: &Source, answer: Answer) -> Result<(File, u64)
 /// Writes on a thread that may wait; gives the empty buffer back.
 async fn write(source: &Source, file: &Arc<File>, mut bytes: Vec<u8>) -> Result<Vec<u8>, Failure> {
     let file = file.clone();
-    let written = tokio::task::spawn_blocking(move || {
+    let written = blocking::run_io(move || {
         (&*file).write_all(&bytes)?;
         bytes.clear();
         Ok(bytes)
     });
-    let written = written
-        .await
-        .unwrap_or_else(|error| Err(std::io::Error::other(error)));
-    written.map_err(|error| {
+    written.await.map_err(|error| {
         let error = Error::from_io("write a temporary copy of", &error);
         Failure::Final(error.target(source.name()))
     })

@@ -14,9 +14,11 @@ use vellum_io::{Error, ErrorKind, Result};
 
 use super::options::ObjectOptions;
 use super::source::Source;
+use crate::blocking;
 use crate::failure::Failure;
 use crate::fetch::{PATIENCE, Retries};
 use crate::runtime::Runtime;
+use crate::temporary;
 
 /// What an object is made of, where there is no reason for more.
 const PART_BYTES: u64 = 8 << 20;
@@ -87,6 +89,7 @@ struct Parts {
 
 impl Parts {
     async fn send(self) -> Result<()> {
+        temporary::make_durable(&self.file, self.source.name()).await?;
         if self.len_bytes <= self.part_bytes {
             let content = self.content(0).await?;
             let Source { store, path, .. } = &self.source;
@@ -193,14 +196,13 @@ impl Parts {
         let start = index * self.part_bytes;
         let len = (self.len_bytes - start).min(self.part_bytes) as usize;
         let file = self.file.clone();
-        let read = tokio::task::spawn_blocking(move || {
+        let read = blocking::run_io(move || {
             let mut content = vec![0; len];
             file.read_exact_at(&mut content, start).map(|()| content)
         });
         let read = read
             .await
-            .unwrap_or_else(|error| Err(std::io::Error::other(error)));
-        let read = read.map_err(|error| Error::from_io("read", &error).at(start))?;
+            .map_err(|error| Error::from_io("read", &error).at(start))?;
         Ok(read.into())
     }
 }

@@ -15,6 +15,7 @@ use tokio::sync::mpsc::{Receiver, Sender};
 use super::digest_text;
 use super::manifest::Blob;
 use super::tar::{self, Found};
+use super::union::Union;
 
 const PIECE_BYTES: usize = 256 << 10;
 /// A disk changes little where it is compressed already, and this is fast.
@@ -64,10 +65,11 @@ impl Read for Chunks {
     }
 }
 
-/// Writes the disk of a layer that arrives into a file, and takes all that comes behind it.
+/// Writes the disk of a layer that arrives into a file, and takes all that comes behind it. `union`: what higher layers
+/// hide, to which this one adds what it hides.
 pub(super) fn unpack(
     receiver: Receiver<Bytes>,
-    wanted: Option<&str>,
+    union: &mut Union,
     file: &File,
 ) -> io::Result<Option<Found>> {
     let mut chunks = Chunks {
@@ -78,12 +80,12 @@ pub(super) fn unpack(
     chunks.by_ref().take(4).read_to_end(&mut first)?;
     let mut all = io::Cursor::new(first.clone()).chain(&mut chunks);
     let found = match first.as_slice() {
-        [0x1f, 0x8b, ..] => tar::extract(&mut MultiGzDecoder::new(&mut all), wanted, file),
+        [0x1f, 0x8b, ..] => tar::extract(&mut MultiGzDecoder::new(&mut all), union, file),
         [0x28, 0xb5, 0x2f, 0xfd] => {
             let mut unpacked = zstd::stream::read::Decoder::new(&mut all)?;
-            tar::extract(&mut unpacked, wanted, file)
+            tar::extract(&mut unpacked, union, file)
         }
-        _ => tar::extract(&mut all, wanted, file),
+        _ => tar::extract(&mut all, union, file),
     }?;
     io::copy(&mut chunks, &mut io::sink())?;
     Ok(found)

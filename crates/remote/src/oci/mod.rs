@@ -7,6 +7,7 @@
 //!
 //! Invariants:
 //! - What was pulled is complete, and has the SHA-256 that the manifest says, or it is an error.
+//! - It is the file that a container of the image would see (`union`), or it is an error.
 //! - Nothing that a registry or an archive says becomes the name of a file.
 //! - Memory is bounded: some chunks of a layer, and 4 MiB of a manifest.
 
@@ -17,6 +18,7 @@ mod push;
 mod reference;
 mod registry;
 mod tar;
+mod union;
 
 use std::time::Duration;
 

@@ -15,7 +15,9 @@ use super::manifest::{Blob, Manifest, accepted, parse};
 use super::reference::Reference;
 use super::registry::Registry;
 use super::tar::Found;
+use super::union::Union;
 use super::{OciOptions, digest_text, layer};
+use crate::blocking;
 use crate::runtime::Runtime;
 
 /// Chunks between the network and what unpacks them.
@@ -70,15 +72,19 @@ pub async fn pull(
             pull,
         };
         let (digest, layers) = puller.layers(&reference, &options.architecture).await?;
+        let union = Union::new(puller.pull.path.as_deref());
+        let mut union = union.map_err(|error| puller.registry.error(error.to_string()))?;
         // What lies higher covers what is below.
         for layer in layers.iter().rev() {
-            if let Some(Found { path, len_bytes }) = puller.unpack(layer).await? {
+            let (found, rest) = puller.unpack(layer, union).await?;
+            if let Some(Found { path, len_bytes }) = found {
                 return Ok(Pulled {
                     path,
                     len_bytes,
                     digest,
                 });
             }
+            union = rest;
         }
         let wanted = puller.pull.path.as_deref().unwrap_or("disk/...");
         let message = format!("The image holds no disk: there is no file '{wanted}' in it");
@@ -139,16 +145,18 @@ impl Puller {
         }
     }
 
-    /// Gets a layer, and the disk out of it; `None` if it holds none.
-    async fn unpack(&self, blob: &Blob) -> Result<Option<Found>> {
+    /// Gets a layer, and the disk out of it, `None` if it holds none that higher layers let show; and what is hidden of
+    /// the layers below.
+    async fn unpack(&self, blob: &Blob, mut union: Union) -> Result<(Option<Found>, Union)> {
         let (sender, receiver) = channel(CHUNKS);
-        let (file, wanted) = (self.file.clone(), self.pull.path.clone());
-        let unpacking =
-            tokio::task::spawn_blocking(move || layer::unpack(receiver, wanted.as_deref(), &file));
+        let file = self.file.clone();
+        let unpacking = blocking::run_io(move || {
+            let found = layer::unpack(receiver, &mut union, &file)?;
+            union.next_layer();
+            Ok((found, union))
+        });
         let fetched = self.fetch(blob, sender).await;
-        let unpacked = unpacking
-            .await
-            .unwrap_or_else(|error| Err(std::io::Error::other(error)));
+        let unpacked = unpacking.await;
         fetched?;
         unpacked.map_err(|error| match error.raw_os_error() {
             Some(_) => Error::from_io("write", &error),

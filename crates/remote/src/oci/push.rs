@@ -20,6 +20,7 @@ use super::manifest::{self, Blob};
 use super::reference::Reference;
 use super::registry::{Registry, location};
 use super::{OciOptions, digest_text};
+use crate::blocking;
 use crate::runtime::Runtime;
 use crate::sending::{Moved, Watched};
 
@@ -66,7 +67,10 @@ pub async fn push(
     let work = async move {
         let file = Arc::new(file);
         let (packed, name, packing) = (file.clone(), push.name.clone(), push.packing);
-        let layer = blocking(move || pack(packed, &name, packing)).await?;
+        let layer = blocking::run_io(move || pack(packed, &name, packing));
+        let layer = layer
+            .await
+            .map_err(|error| Error::from_io("make layer", &error))?;
         let Layer {
             blob,
             archive_digest,
@@ -91,14 +95,6 @@ fn blob_of(bytes: &[u8]) -> Blob {
         digest: digest_text(Sha256::digest(bytes)),
         len_bytes: bytes.len() as u64,
     }
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> Result<T> {
-    let done = tokio::task::spawn_blocking(work).await;
-    let done = done.unwrap_or_else(|error| Err(io::Error::other(error)));
-    done.map_err(|error| Error::from_io("make layer", &error))
 }
 
 struct Pusher {
@@ -131,7 +127,8 @@ impl Pusher {
             to.unwrap_or_else(|| Err(registry.error("the registry does not say where to")))?;
         to.query_pairs_mut().append_pair("digest", &blob.digest);
         let (sender, receiver) = channel(PIECES);
-        tokio::task::spawn_blocking(move || content.send(&sender));
+        let started = blocking::start(move || content.send(&sender));
+        started.map_err(|error| Error::from_io("send layer", &error))?;
         let upload = Upload {
             receiver,
             sent_bytes: 0,

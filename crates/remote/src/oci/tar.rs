@@ -10,6 +10,8 @@ use std::os::unix::fs::FileExt;
 
 use vellum_io::buffer::is_zero;
 
+use super::union::{Kind, Union, plain_path};
+
 pub(super) const BLOCK_BYTES: usize = 512;
 /// Names and attributes that do not fit a header.
 const MOST_EXTRA_BYTES: u64 = 64 << 10;
@@ -29,48 +31,140 @@ pub(super) struct Found {
     pub(super) len_bytes: u64,
 }
 
-fn invalid(message: impl Into<String>) -> io::Error {
+pub(super) fn invalid(message: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, message.into())
 }
 
-/// Writes the disk of an archive into a file: the one with this path, or the first regular file in
-/// `disk/`. `None`: there is none.
+/// Writes the disk of a layer's archive into an empty file: the wanted one, or the first regular file in `disk/`, as the
+/// whole archive has it and higher layers let it show. `None`: there is none, and the file is empty.
 pub(super) fn extract(
     archive: &mut impl Read,
-    wanted: Option<&str>,
+    union: &mut Union,
     file: &File,
 ) -> io::Result<Option<Found>> {
-    let (mut long_name, mut long_size) = (None, None);
+    let mut found: Option<Found> = None;
+    // Another file that could have been taken.
+    let mut has_passed = false;
+    let mut about_next = AboutNext::default();
     while let Some(entry) = read_header(archive)? {
         match entry.kind {
-            b'L' => long_name = Some(read_extra(archive, &entry)?),
-            b'x' => {
-                for (key, value) in pax_records(&read_extra(archive, &entry)?)? {
-                    match key.as_slice() {
-                        b"path" => long_name = Some(value),
-                        b"size" => long_size = Some(decimal(&value)?),
-                        _ => {}
-                    }
+            b'L' => about_next.name = Some(read_extra(archive, &entry)?),
+            b'x' => about_next.take(pax_records(&read_extra(archive, &entry)?)?)?,
+            // The target of a link, and what is said of all entries.
+            b'K' | b'g' => skip(archive, padded(entry.len_bytes)?)?,
+            _ => {
+                let entry = Member::of(entry, std::mem::take(&mut about_next))?;
+                let is_candidate = union.is_wanted(&entry.path) && union.shows(&entry.path);
+                let is_found = found.as_ref().is_some_and(|found| found.path == entry.path);
+                union.note(&entry.path, entry.kind)?;
+                if is_found {
+                    // Of two entries of one name the last one counts.
+                    found = None;
+                    file.set_len(0)?;
                 }
-            }
-            kind => {
-                let name = long_name.take().unwrap_or(entry.name);
-                let len_bytes = long_size.take().unwrap_or(entry.len_bytes);
-                let path = plain_path(&name);
-                if matches!(kind, b'0' | 0 | b'7') && is_wanted(&path, wanted) {
-                    if len_bytes > MOST_DISK_BYTES {
-                        return Err(invalid(format!("'{path}' has {len_bytes} bytes")));
-                    }
-                    copy(archive, len_bytes, file)?;
-                    return Ok(Some(Found { path, len_bytes }));
+                let is_taken = found.is_none() && is_candidate && entry.kind == Kind::File;
+                has_passed |= !is_taken && is_candidate && entry.kind == Kind::File;
+                if is_taken {
+                    found = Some(entry.copy_to(archive, file)?);
+                } else {
+                    skip(archive, entry.stored_bytes()?)?;
                 }
-                // Links and folders have no content, whatever their size says.
-                let has_content = !(b'1'..=b'6').contains(&kind);
-                skip(archive, if has_content { padded(len_bytes)? } else { 0 })?;
             }
         }
     }
-    Ok(None)
+    match &found {
+        None if has_passed => Err(invalid(
+            "the layer has several files in 'disk/', and replaces the first one: name the path of the disk (--path)",
+        )),
+        Some(found) if union.is_behind_link(&found.path) => Err(invalid(format!(
+            "a folder on the way to '{}' is a link: name the path that it leads to (--path)",
+            found.path
+        ))),
+        _ => Ok(found),
+    }
+}
+
+/// What entries before an entry say of it.
+#[derive(Default)]
+struct AboutNext {
+    name: Option<Vec<u8>>,
+    len_bytes: Option<u64>,
+    /// It lies there without its holes.
+    is_sparse: bool,
+}
+
+impl AboutNext {
+    fn take(&mut self, records: Vec<(Vec<u8>, Vec<u8>)>) -> io::Result<()> {
+        let mut real_name = None;
+        for (key, value) in records {
+            match key.as_slice() {
+                b"path" => self.name = Some(value),
+                b"size" => self.len_bytes = Some(decimal(&value)?),
+                b"GNU.sparse.name" => real_name = Some(value),
+                _ => {}
+            }
+            self.is_sparse |= key.starts_with(b"GNU.sparse.");
+        }
+        self.name = real_name.or(self.name.take());
+        Ok(())
+    }
+}
+
+/// An entry that is a file, a folder or something else in the image.
+struct Member {
+    path: String,
+    kind: Kind,
+    len_bytes: u64,
+    is_sparse: bool,
+}
+
+impl Member {
+    fn of(entry: Entry, about: AboutNext) -> io::Result<Member> {
+        let kind = match entry.kind {
+            b'0' | 0 | b'7' => Kind::File,
+            b'5' => Kind::Folder,
+            b'1'..=b'6' => Kind::Other,
+            other => {
+                let letter = char::from(other).escape_default();
+                return Err(invalid(format!(
+                    "the archive has an entry of type '{letter}', which is not read: make the layer without \
+                     --sparse (tar)"
+                )));
+            }
+        };
+        Ok(Member {
+            path: plain_path(&about.name.unwrap_or(entry.name))?,
+            kind,
+            len_bytes: about.len_bytes.unwrap_or(entry.len_bytes),
+            is_sparse: about.is_sparse,
+        })
+    }
+
+    /// What lies behind the header. Links and folders have no content, whatever their size says.
+    fn stored_bytes(&self) -> io::Result<u64> {
+        match self.kind {
+            Kind::File => padded(self.len_bytes),
+            Kind::Folder | Kind::Other => Ok(0),
+        }
+    }
+
+    fn copy_to(self, archive: &mut impl Read, file: &File) -> io::Result<Found> {
+        let Member {
+            path, len_bytes, ..
+        } = self;
+        if self.is_sparse {
+            return Err(invalid(format!(
+                "'{path}' is stored without its holes, in a form that is not read: make the layer without \
+                 --sparse (tar)"
+            )));
+        }
+        if len_bytes > MOST_DISK_BYTES {
+            return Err(invalid(format!("'{path}' has {len_bytes} bytes")));
+        }
+        copy(archive, len_bytes, file)?;
+        skip(archive, padded(len_bytes)? - len_bytes)?;
+        Ok(Found { path, len_bytes })
+    }
 }
 
 struct Entry {
@@ -198,25 +292,6 @@ fn pax_records(mut bytes: &[u8]) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     Ok(records)
 }
 
-fn plain_path(name: &[u8]) -> String {
-    let path = String::from_utf8_lossy(name);
-    let path = path.trim_start_matches("./").trim_start_matches('/');
-    path.to_owned()
-}
-
-fn is_wanted(path: &str, wanted: Option<&str>) -> bool {
-    match wanted {
-        Some(wanted) => path == wanted.trim_start_matches('/'),
-        None => {
-            let name = path.strip_prefix("disk/");
-            // A name of the kind `.wh.` takes a file of a layer below away.
-            name.is_some_and(|name| {
-                !name.contains('/') && !name.starts_with('.') && !name.is_empty()
-            })
-        }
-    }
-}
-
 fn copy(archive: &mut impl Read, len_bytes: u64, file: &File) -> io::Result<()> {
     let mut piece = vec![0; PIECE_BYTES];
     let mut at = 0;
@@ -276,6 +351,8 @@ fn header(path: &str, kind: u8, mode: u32, len_bytes: u64) -> [u8; BLOCK_BYTES] 
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Seek, SeekFrom};
+
     use super::*;
 
     fn archive(name: &str, content: &[u8]) -> Vec<u8> {
@@ -285,7 +362,8 @@ mod tests {
 
     fn extracted(bytes: &[u8], wanted: Option<&str>) -> io::Result<Option<(Found, Vec<u8>)>> {
         let mut file = tempfile::tempfile()?;
-        let found = extract(&mut &*bytes, wanted, &file)?;
+        let found = extract(&mut &*bytes, &mut Union::new(wanted)?, &file)?;
+        file.seek(SeekFrom::Start(0))?;
         let mut content = Vec::new();
         file.read_to_end(&mut content)?;
         Ok(found.map(|found| (found, content)))
@@ -305,6 +383,110 @@ mod tests {
         for end in [1, 511, 513, 1025, 100_000] {
             assert!(extracted(&archive[..end], None).is_err(), "{end}");
         }
+    }
+
+    /// Entries of an archive: path, kind, content.
+    fn layer(entries: &[(&str, u8, &[u8])]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for (path, kind, content) in entries {
+            bytes.extend(header(path, *kind, 0o440, content.len() as u64));
+            bytes.extend(*content);
+            bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES), 0);
+        }
+        bytes.resize(bytes.len() + 2 * BLOCK_BYTES, 0);
+        bytes
+    }
+
+    /// The disk of layers, from the lowest on.
+    fn shown(layers: &[Vec<u8>], wanted: Option<&str>) -> io::Result<Option<Vec<u8>>> {
+        let mut union = Union::new(wanted)?;
+        for layer in layers.iter().rev() {
+            let mut file = tempfile::tempfile()?;
+            if extract(&mut layer.as_slice(), &mut union, &file)?.is_some() {
+                let mut content = Vec::new();
+                file.seek(SeekFrom::Start(0))?;
+                file.read_to_end(&mut content)?;
+                return Ok(Some(content));
+            }
+            union.next_layer();
+        }
+        Ok(None)
+    }
+
+    #[test]
+    fn a_pull_shows_the_union_of_the_layers() {
+        let (old, new) = ([1; 70_000], [2; 3000]);
+        let base = || layer(&[("disk/", b'5', b""), ("disk/a", b'0', &old)]);
+        let path = "disk/a";
+        for wanted in [None, Some("disk/a")] {
+            let over = |entries: &[(&str, u8, &[u8])]| shown(&[base(), layer(entries)], wanted);
+            assert_eq!(over(&[("x", b'0', b"1")]).unwrap().unwrap(), old);
+            assert_eq!(over(&[(path, b'0', &new)]).unwrap().unwrap(), new);
+            // The last of two in a layer, also if it is shorter.
+            let twice = over(&[(path, b'0', &old), (path, b'0', &new)]);
+            assert_eq!(twice.unwrap().unwrap(), new);
+            // What is taken away, and what takes its place.
+            for entry in ["disk/.wh.a", ".wh.disk", "disk/.wh..wh..opq"] {
+                assert_eq!(over(&[(entry, b'0', b"")]).unwrap(), None, "{entry}");
+                let again = over(&[(entry, b'0', b""), (path, b'0', &new)]);
+                assert_eq!(again.unwrap().unwrap(), new, "{entry}");
+            }
+            for (path, kind) in [(path, b'2'), (path, b'1'), (path, b'5'), ("disk", b'2')] {
+                assert_eq!(over(&[(path, kind, b"")]).unwrap(), None, "{path} {kind}");
+            }
+            assert_eq!(
+                over(&[(path, b'0', &new), (path, b'2', b"")]).unwrap(),
+                None
+            );
+            let behind = over(&[("disk", b'2', b""), (path, b'0', &new)]);
+            assert!(behind.unwrap_err().to_string().contains("is a link"));
+        }
+        let several = [("disk/a", b'0', &old[..]), ("disk/b", b'0', &new)];
+        assert_eq!(shown(&[layer(&several)], None).unwrap().unwrap(), old);
+        assert_eq!(
+            shown(&[layer(&several)], Some("disk/b")).unwrap().unwrap(),
+            new
+        );
+        let replaced = [several[0], several[1], ("disk/a", b'2', b"")];
+        assert!(shown(&[layer(&replaced)], None).is_err());
+    }
+
+    #[test]
+    fn files_without_their_holes_are_refused() {
+        let records = |text: &str| -> Vec<u8> {
+            let len = text.len() + 1 + 2 + 1;
+            format!("{len} {text}\n").into_bytes()
+        };
+        for (record, name) in [
+            ("GNU.sparse.size=4096", "disk/a"),
+            ("GNU.sparse.name=disk/a", "GNUSparseFile.0/a"),
+        ] {
+            let base = layer(&[("disk/a", b'0', &[1; 512])]);
+            let sparse = layer(&[("pax", b'x', &records(record)), (name, b'0', b"condensed")]);
+            let error = shown(&[base, sparse], None).unwrap_err();
+            assert!(error.to_string().contains("without its holes"), "{error}");
+        }
+        let old_form = layer(&[("disk/a", b'S', b"")]);
+        assert!(
+            shown(&[old_form], None)
+                .unwrap_err()
+                .to_string()
+                .contains("type 'S'")
+        );
+        // Elsewhere it does not matter.
+        let other = layer(&[
+            ("pax", b'x', &records("GNU.sparse.size=4096")),
+            ("lib/x", b'0', b"condensed"),
+            ("disk/a", b'0', &[1; 512]),
+        ]);
+        assert_eq!(shown(&[other], None).unwrap().unwrap(), [1; 512]);
+        // A long target of a link takes no name away.
+        let linked = layer(&[
+            ("././@LongLink", b'L', b"disk/a\0"),
+            ("././@LongLink", b'K', b"target\0"),
+            ("short", b'0', &[1; 512]),
+        ]);
+        assert_eq!(shown(&[linked], None).unwrap().unwrap(), [1; 512]);
     }
 
     #[test]

@@ -482,7 +482,7 @@ impl Drop for Image {
         let open = ManuallyDrop::new(open);
         let closing = Counted::closing();
         // The last request may have ended just now, on a thread that librbd's closing waits for.
-        blocking::start(move || {
+        let _ = blocking::start(move || {
             let result = ManuallyDrop::into_inner(open).close();
             drop(closing);
             // Nobody may be interested.

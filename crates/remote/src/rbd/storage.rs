@@ -12,7 +12,9 @@ use futures_channel::oneshot;
 use parking_lot::Mutex;
 use vellum_io::buffer::total_len;
 use vellum_io::{Buffers, Error, ErrorKind, Io, Result};
-use vellum_storage::{BlockStatus, Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};
+use vellum_storage::{
+    BlockStatus, Capabilities, SourceVersion, Storage, StorageExtent, WriteFlags, ZeroFlags,
+};
 
 use super::completion::{Answer, Ask, submit};
 use super::handle::{Image, Pool};
@@ -323,8 +325,8 @@ impl Storage for RbdStorage {
         &self.shared.name
     }
 
-    fn version(&self) -> Option<String> {
-        self.shared.version.clone()
+    fn version(&self) -> SourceVersion {
+        self.shared.version.clone().into()
     }
 
     fn len_bytes(&self) -> Result<u64> {

@@ -551,12 +551,6 @@ fn start_threads(mut program: Program, handshake: Handshake, jobs: Receiver<Job>
         drop(program);
         shared.fail(&said.unwrap_or(error));
     });
-    match sends && takes {
-        true => Ok(()),
-        false => Err(Error::new(
-            ErrorKind::Io,
-            "open",
-            "no thread can be started",
-        )),
-    }
+    let started = sends.and(takes);
+    started.map_err(|error| Error::from_io("open", &error))
 }

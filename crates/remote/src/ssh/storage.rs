@@ -6,12 +6,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use vellum_io::buffer::total_len;
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result, lane};
-use vellum_storage::{Capabilities, Storage, WriteFlags, ZeroFlags};
+use vellum_storage::{Capabilities, SourceVersion, Storage, WriteFlags, ZeroFlags, tells_version};
 
 use super::answer::Answer;
 use super::options::SshOptions;
@@ -375,12 +375,20 @@ impl Storage for SshStorage {
         &self.shared.options.name
     }
 
-    /// Of a file that is only read: whoever asks is given bytes of that version alone from then on.
-    fn version(&self) -> Option<String> {
+    /// Of a file that is only read: the caller is given bytes of that version alone from then on. SFTP tells whole
+    /// seconds, so the version of a file that was changed a moment ago is unknown.
+    fn version(&self) -> SourceVersion {
         let state = self.shared.session().state();
-        let modified = state.modified.filter(|_| !self.shared.options.writable)?;
+        let is_settled = |modified: &u32| {
+            let modified = UNIX_EPOCH + Duration::from_secs(u64::from(*modified));
+            tells_version(modified, SystemTime::now())
+        };
+        let modified = state.modified.filter(is_settled);
+        let Some(modified) = modified.filter(|_| !self.shared.options.writable) else {
+            return SourceVersion::Unknown;
+        };
         self.shared.keeps_version.store(true, Ordering::Release);
-        Some(format!("{} {modified}", state.len_bytes))
+        SourceVersion::Known(format!("{} {modified}", state.len_bytes))
     }
 
     fn len_bytes(&self) -> Result<u64> {

@@ -214,7 +214,11 @@ fn nothing_is_taken_of_answers_that_are_wrong() {
             let wrong = answer.clone();
             server.decide(move |_| wrong.clone());
             let error = read(&storage, MIB as u64, 65_536).await.unwrap_err();
-            assert!(error.to_string().contains(words), "{answer:?}: {error}");
+            let said = error.to_string();
+            // A broken connection is tried again until time runs out, which on a busy machine may
+            // be within a try.
+            let out_of_time = words == "the connection broke" && said.contains("option 'timeout'");
+            assert!(said.contains(words) || out_of_time, "{answer:?}: {said}");
             server.decide(|_| Answer::Right);
             let got = read(&storage, MIB as u64, 65_536).await.unwrap();
             assert!(got[..] == bytes[MIB..MIB + 65_536], "{answer:?}");

@@ -296,6 +296,52 @@ fn removing_a_tag_ends_a_push_to_it() {
     check(&store);
 }
 
+/// A process of this machine that has ended.
+fn ended() -> Holder {
+    Holder {
+        started: "1".to_owned(),
+        ..Holder::this_process()
+    }
+}
+
+#[test]
+fn what_a_push_has_left_whose_process_is_gone_is_removed_at_once() {
+    let store = Shared::default();
+    kill(
+        &store,
+        pushing_with(&store, 2, "one", 5..8, |options| options.holder = ended()),
+        "tags/one/",
+    );
+    let collected = collecting(&store, DAY);
+    assert_eq!(collected.given_up, 1);
+    assert!(collected.removed > 0, "{collected:?}");
+    pushing(&store, 4, "one", 5, 3).finish().unwrap();
+    check(&store);
+}
+
+#[test]
+fn what_another_push_goes_on_with_is_kept() {
+    let store = Shared::default();
+    kill(
+        &store,
+        pushing_with(&store, 2, "one", 5..8, |options| options.holder = ended()),
+        "segments/",
+    );
+    let next = pushing(&store, 3, "one", 5, 3);
+    next.run_until_it_makes("tags/one/");
+    let collected = collecting(&store, DAY);
+    assert_eq!((collected.given_up, collected.removed), (0, 0));
+    next.finish().unwrap();
+    check(&store);
+}
+
+/// Kills a push that is about to make such an object.
+fn kill(store: &Shared, push: Running<vellum_io::Result<Pushed>>, prefix: &str) {
+    push.run_until_it_makes(prefix);
+    push.executor.close();
+    store.lock().forget(push.client);
+}
+
 #[test]
 fn a_removal_that_was_killed_brings_nothing_back() {
     let store = Shared::default();

@@ -5,12 +5,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use vellum::{BlockDevice, RequestFlags, ZeroRequest};
-use vellum_io::{Buffer, Error};
+use vellum_io::{Buffer, Error, ErrorKind};
 
 use super::setup::{GuestDisk, Setup};
 use crate::failure::{Failure, FailureKind};
 use crate::model::{ChangeId, Effect};
 use crate::pattern;
+
+/// A disk is filled by so many bytes at least.
+const FILL_BYTES: u64 = 16 << 10;
 
 #[derive(Debug, Clone, Copy)]
 enum Op {
@@ -20,6 +23,26 @@ enum Op {
     Read { offset: u64, len: u64 },
     Status { offset: u64, len: u64 },
     Flush,
+}
+
+/// Writes most of a disk once, in random order.
+pub(super) async fn fill(setup: &Rc<Setup>, disk: &Rc<GuestDisk>) {
+    let size = disk.model.borrow().size_bytes();
+    let chunk = disk.cluster_size_bytes.max(FILL_BYTES);
+    let mut offsets: Vec<u64> = (0..size).step_by(chunk as usize).collect();
+    for at in (1..offsets.len()).rev() {
+        offsets.swap(
+            at,
+            setup.draw_apart(|rng| rng.below(at as u64 + 1)) as usize,
+        );
+    }
+    for offset in offsets {
+        if setup.draw_apart(|rng| rng.chance(7, 8)) {
+            let len = chunk.min(size - offset);
+            let fua = false;
+            perform(setup.clone(), disk.clone(), Op::Write { offset, len, fua }).await;
+        }
+    }
 }
 
 /// Makes requests, up to two at a time, until it has made enough of them.
@@ -153,7 +176,11 @@ fn refused(setup: &Setup, disk: &GuestDisk, op: Op, error: &Error) -> Result<(),
         setup.note(format!("{op:?} failed: {error}"));
         return Ok(());
     }
-    Err(Failure::error(FailureKind::Request, op, error))
+    let kind = match error.kind() {
+        ErrorKind::NoSpace => FailureKind::NoSpace,
+        _ => FailureKind::Request,
+    };
+    Err(Failure::error(kind, op, error))
 }
 
 async fn try_perform(

@@ -11,6 +11,7 @@ use vellum_storage::Storage;
 
 use crate::disk::{Disk, Mode};
 use crate::failure::{Failure, FailureKind};
+use crate::prepare::DEVICE_FILL;
 use crate::runtime::Runtime;
 use crate::sparse_bytes::SparseBytes;
 use crate::storage::SimFileOptions;
@@ -18,6 +19,18 @@ use crate::storage::SimFileOptions;
 /// Whether a file is a raw image: its name says so.
 pub(super) fn is_raw(name: &str) -> bool {
     name.contains('r')
+}
+
+/// Stands in the name of a file of fixed length.
+pub(super) const FIXED: &str = "x";
+
+/// What a file of this name is like.
+fn traits_of(name: &str, writable: bool) -> SimFileOptions {
+    SimFileOptions {
+        read_only: !writable,
+        growable: !name.contains(FIXED),
+        ..SimFileOptions::default()
+    }
 }
 
 /// Files on one disk; each open of one is a descriptor of its own.
@@ -42,7 +55,7 @@ impl SimFiles {
     /// Adds a file that is there durably.
     pub(super) fn add(&self, name: &str, pages: SparseBytes) {
         let file = self.disk.files();
-        drop(self.disk.add_file(name, pages, SimFileOptions::default()));
+        drop(self.disk.add_file(name, pages, traits_of(name, true)));
         self.lock().insert(name.to_owned(), file);
     }
 
@@ -59,18 +72,23 @@ impl Files for SimFiles {
             let message = format!("Could not open '{name}': No such file or directory");
             return Err(Error::new(ErrorKind::NotFound, "open", message));
         };
-        let traits = SimFileOptions {
-            read_only: !writable,
-            ..SimFileOptions::default()
-        };
+        let traits = traits_of(name, writable);
         Ok(Arc::new(self.disk.open_again(file, name, traits)))
     }
 }
 
-/// A new image.
-pub(super) fn blank(options: CreateOptions) -> std::result::Result<SparseBytes, Failure> {
+/// A new image of a name; `len_bytes`: how long a place of fixed length is.
+pub(super) fn blank(
+    name: &str,
+    len_bytes: u64,
+    options: CreateOptions,
+) -> std::result::Result<SparseBytes, Failure> {
     let disk = Disk::new(Mode::Instant);
-    let storage = disk.add_file("new", SparseBytes::new(), SimFileOptions::default());
+    let pages = match name.contains(FIXED) {
+        true => SparseBytes::device(len_bytes, DEVICE_FILL),
+        false => SparseBytes::new(),
+    };
+    let storage = disk.add_file(name, pages, traits_of(name, true));
     let target: Arc<dyn Storage> = storage.clone();
     let made = async move { create(target, None, &options).await };
     Runtime::new(disk, 0)

@@ -89,6 +89,8 @@ pub struct Settings {
     pub uncached: bool,
     /// The size of clusters.
     pub cluster_bits: Option<u32>,
+    /// All qcow2 images lie in places of their full size, and nothing fails: see [`crate::space`].
+    pub fixed_images: bool,
     /// The disk is full now and then, and nothing else fails: requests wait, and none fails.
     pub fills: bool,
 }
@@ -131,6 +133,7 @@ struct DaemonScenario {
     faults: Option<Faults>,
     uncached: bool,
     fills: bool,
+    fixed_images: bool,
     kind: Kind,
 }
 
@@ -173,8 +176,12 @@ impl DaemonScenario {
             faults,
             uncached: settings.uncached,
             fills: settings.fills,
+            fixed_images: settings.fixed_images,
             kind,
         };
+        if settings.fixed_images {
+            return scenario.without_faults();
+        }
         if settings.fills {
             let faults = Faults {
                 fills_one_in: rng.between(5, 60),
@@ -200,6 +207,19 @@ impl DaemonScenario {
                 faults: None,
                 ..scenario
             },
+        }
+    }
+
+    /// The same with a disk that never fails, and with images on this host.
+    fn without_faults(self) -> DaemonScenario {
+        let kind = match self.kind {
+            Kind::Sessions => Kind::Sessions,
+            _ => Kind::Graph,
+        };
+        DaemonScenario {
+            faults: None,
+            kind,
+            ..self
         }
     }
 }
@@ -366,6 +386,7 @@ fn setup_parts(
             &name,
             scenario.size_bytes,
             1 << scenario.cluster_bits,
+            scenario.fixed_images,
         ))
     });
     Ok(SetupParts {
@@ -400,7 +421,13 @@ async fn run_scenario(setup: Rc<Setup>, scenario: DaemonScenario) {
     }
     for disk in &setup.disks {
         let raw = setup.draw(|rng| rng.chance(1, 6));
-        let name = disk.new_name(if raw { "nr" } else { "n" });
+        // Half of those that jobs copy from find room whatever happens, so that the jobs are reached.
+        let grows = scenario.fixed_images && setup.draw_apart(|rng| rng.chance(1, 2));
+        let name = disk.new_name(match (raw, grows) {
+            (true, _) => "nr",
+            (false, true) => "g",
+            (false, false) => "n",
+        });
         let added = match raw {
             true => monitor::add_raw(&setup, disk, &name).await,
             false => monitor::add_image(&setup, disk, &name, None).await,
@@ -409,6 +436,11 @@ async fn run_scenario(setup: Rc<Setup>, scenario: DaemonScenario) {
             return;
         }
         monitor::export(&setup, disk, &name).await;
+    }
+    if scenario.fixed_images {
+        for disk in &setup.disks {
+            clients::fill(&setup, disk).await;
+        }
     }
     setup.files.disk.set_faults(scenario.faults);
     let mut monitors = Vec::new();

@@ -13,6 +13,8 @@ use super::filters::Filter;
 use super::setup::{ExpectedFile, GuestDisk, Setup};
 use super::{bitmaps, changes, clones, fleece, greedy, mirror, series, sessions};
 use crate::failure::{Failure, FailureKind};
+use crate::scenario::ImageOptions;
+use crate::space::full_bytes;
 use crate::sparse_bytes::SparseBytes;
 
 /// Layers of a chain at most.
@@ -41,6 +43,13 @@ pub(super) async fn monitor(setup: Rc<Setup>, disk: Rc<GuestDisk>, commands: u64
         let chain = setup.nodes.chain(&top);
         let deep = chain.len() > 1;
         let command = setup.draw(|rng| rng.below(40));
+        // A place of full size has no room for bitmaps and snapshots inside.
+        let command = match command {
+            14..=24 | 29..=36 if disk.fixed_images => {
+                *setup.draw_apart(|rng| rng.pick(&[0, 5, 7, 8, 10, 25, 37]))
+            }
+            _ => command,
+        };
         let filter = match command {
             0..=12 | 25..=28 if setup.has_filters => Filter::begin(&setup, &disk, &top).await,
             _ => None,
@@ -83,9 +92,13 @@ pub(super) fn make_image(
     backing: Option<&str>,
 ) -> bool {
     let format = |backing| if is_raw(backing) { "raw" } else { "qcow2" };
+    let size_bytes = disk.model.borrow().size_bytes();
+    let plain = ImageOptions::plain(size_bytes, disk.cluster_size_bytes.trailing_zeros());
     let made = blank(
+        name,
+        full_bytes(&plain),
         CreateOptions::default()
-            .size_bytes(disk.model.borrow().size_bytes())
+            .size_bytes(size_bytes)
             .cluster_size_bytes(disk.cluster_size_bytes)
             .backing_file(backing.map(str::to_owned))
             .backing_format(backing.map(|backing| format(backing).to_owned())),
@@ -207,6 +220,14 @@ pub(super) async fn end_of_job(setup: &Setup, job: &str) -> End {
     end_of(setup, job).await
 }
 
+/// The kind of failure that the message of a command or a job tells of.
+pub(super) fn kind_of(error: &str) -> FailureKind {
+    match error.contains("No space left") {
+        true => FailureKind::NoSpace,
+        false => FailureKind::Request,
+    }
+}
+
 /// Waits for the end of a job.
 pub(super) async fn end_of(setup: &Setup, job: &str) -> End {
     judge(setup, job, &setup.heard.wait(OVER, job).await)
@@ -219,7 +240,7 @@ pub(super) fn judge(setup: &Setup, job: &str, event: &Value) -> End {
         (_, Some(error)) => {
             if !setup.faulty {
                 let message = format!("job {job}: {error}");
-                setup.fail(Failure::new(FailureKind::Request, message));
+                setup.fail(Failure::new(kind_of(error), message));
             }
             End::Failed
         }

@@ -14,12 +14,13 @@ use vellum_control::qmp::Arguments;
 use vellum_export::nbd::Exports;
 
 use super::bitmaps::Pair;
-use super::files::SimFiles;
+use super::files::{FIXED, SimFiles};
 use super::lanes::Lanes;
+use super::monitor::kind_of;
 use super::network::Network;
 use super::series::Series;
 use super::under_way::UnderWay;
-use crate::failure::{Failure, FailureKind};
+use crate::failure::Failure;
 use crate::model::{LogicalTime, Model};
 use crate::rng::Rng;
 
@@ -39,6 +40,8 @@ pub(super) struct ExpectedFile {
 pub(super) struct GuestDisk {
     pub(super) name: String,
     pub(super) cluster_size_bytes: u64,
+    /// All its images lie in places of their full size.
+    pub(super) fixed_images: bool,
     pub(super) model: RefCell<Model>,
     pub(super) kept: RefCell<Vec<ExpectedFile>>,
     pub(super) series: RefCell<Option<Series>>,
@@ -62,10 +65,16 @@ pub(super) struct GuestDisk {
 }
 
 impl GuestDisk {
-    pub(super) fn new(name: &str, size_bytes: u64, cluster_size_bytes: u64) -> GuestDisk {
+    pub(super) fn new(
+        name: &str,
+        size_bytes: u64,
+        cluster_size_bytes: u64,
+        fixed_images: bool,
+    ) -> GuestDisk {
         GuestDisk {
             name: name.to_owned(),
             cluster_size_bytes,
+            fixed_images,
             model: RefCell::new(Model::new(size_bytes)),
             kept: RefCell::default(),
             series: RefCell::default(),
@@ -95,7 +104,13 @@ impl GuestDisk {
     /// A new name for a node, its file, or a job.
     pub(super) fn new_name(&self, kind: &str) -> String {
         self.next.set(self.next.get() + 1);
-        format!("{}{kind}{}", self.name, self.next.get())
+        let is_image = matches!(kind, "n" | "b" | "c" | "f");
+        let mark = if self.fixed_images && is_image {
+            FIXED
+        } else {
+            ""
+        };
+        format!("{}{kind}{mark}{}", self.name, self.next.get())
     }
 
     /// Waits until something is so.
@@ -270,10 +285,8 @@ impl Setup {
             Ok(_) => true,
             Err(_) if self.faulty => false,
             Err(text) => {
-                self.fail(Failure::new(
-                    FailureKind::Request,
-                    format!("{command}: {text}"),
-                ));
+                let message = format!("{command}: {text}");
+                self.fail(Failure::new(kind_of(&text), message));
                 false
             }
         }

@@ -11,5 +11,6 @@ mod foreign;
 mod reach;
 mod resume;
 mod rules;
+mod space;
 mod toy;
 mod write_log;

@@ -2,8 +2,8 @@
 
 use vellum_sim::cut::{PowerCut, SurvivingPart};
 use vellum_sim::scenario::{
-    Backing, BitmapChange, Change, Crash, DataFile, FaultRates, ImageOptions, Op, PowerCycle,
-    Preparation, Scenario, Step, WriteLog,
+    Backing, BitmapChange, Change, Crash, DataFile, FaultRates, ImageOptions, Op, Place,
+    PowerCycle, Preparation, Scenario, Step, WriteLog,
 };
 use vellum_sim::storage::SimFileOptions;
 
@@ -22,6 +22,7 @@ fn read(offset: u64, len: u64) -> Op {
 /// The close clears the image's bit, and the flush behind that fails. The next opening sees no bit;
 /// it must not give the log away before that is durable.
 #[test]
+#[expect(clippy::too_many_lines, reason = "a scenario as it was found")]
 fn a_log_is_nobodys_only_once_the_bit_is_durably_gone() {
     let scenario = Scenario {
         image: ImageOptions {
@@ -46,6 +47,7 @@ fn a_log_is_nobodys_only_once_the_bit_is_durably_gone() {
             requests_only: false,
             bitmap_bits: None,
             traits: SimFileOptions::default(),
+            place: Place::Unchecked,
         },
         setup: vec![write(70144, 8192, false), write(16384, 32768, false)],
         preparations: vec![Preparation::ZeroFlags(4), Preparation::Dirty(3)],

@@ -36,6 +36,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
 
 pub use as_file::AsFile;
 use drop_behind::DropBehind;
@@ -45,6 +46,7 @@ use open::OpenedFile;
 pub use options::{Create, FileKind, FileOptions, Locks};
 
 use crate::lock::{self, LockConflict, PermissionSet, Permissions};
+use crate::source_version::FileTimes;
 use crate::sys;
 use crate::{Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};
 use vellum_io::align::{Alignment, RangeLocks, SharedGuard};
@@ -231,6 +233,13 @@ impl FileStorage {
     /// Whether this is a device rather than a regular file.
     pub fn is_device(&self) -> bool {
         self.file.device.is_some()
+    }
+
+    /// When a regular file was changed. The time of a device is that of its name, which writes do not change.
+    pub(crate) fn times(&self) -> Option<FileTimes> {
+        let stat = self.file.stat().ok();
+        stat.filter(|_| self.file.device.is_none())
+            .map(|stat| FileTimes::of_stat(&stat))
     }
 }
 
@@ -549,10 +558,8 @@ impl Storage for FileStorage {
             // That of its name, which writes do not change.
             return Ok(None);
         }
-        let stat = self.file.stat()?;
-        let nanoseconds =
-            i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec);
-        Ok(u64::try_from(nanoseconds).ok())
+        let times = FileTimes::of_stat(&self.file.stat()?);
+        Ok(times.settled_modified_at(SystemTime::now()))
     }
 
     fn allocated_bytes(&self) -> Result<Option<u64>> {

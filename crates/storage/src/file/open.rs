@@ -16,6 +16,8 @@ use vellum_io::error::errno_text;
 use vellum_io::lane::Descriptor;
 use vellum_io::{Buffer, Error, ErrorKind, Result};
 
+/// `BLKROGET`: whether a block device is read-only.
+const BLKROGET: libc::Ioctl = 0x125e_u32 as libc::Ioctl;
 /// `BLKGETSIZE64`: a device's length in bytes.
 const BLKGETSIZE64: libc::Ioctl = 0x8008_1272_u32 as libc::Ioctl;
 
@@ -53,6 +55,9 @@ impl OpenedFile {
                 .target(&*name)
         })?;
         let device = find_kind(&fd, &stat, &name, options.kind)?;
+        if !options.read_only && device.is_some() {
+            refuse_read_only_device(&fd, &name)?;
+        }
         Ok(OpenedFile {
             fd,
             name,
@@ -108,6 +113,22 @@ impl OpenedFile {
             behind,
         })
     }
+}
+
+/// Refuses to write to a block device that is read-only: the kernel opens it for writing, and fails the
+/// writes.
+fn refuse_read_only_device(fd: &OwnedFd, name: &str) -> Result<()> {
+    // Other devices have no such flag.
+    if sys::ioctl_get_u64(fd, BLKROGET).is_ok_and(|read_only| read_only != 0) {
+        let message = format!(
+            "Could not open '{name}': The device is not writable: {}; open it read-only, or make it \
+             writable ('blockdev --setrw', 'losetup' without '-r')",
+            errno_text(libc::EACCES)
+        );
+        let error = Error::new(ErrorKind::PermissionDenied, "open", message);
+        return Err(error.with_errno(libc::EACCES).target(name));
+    }
+    Ok(())
 }
 
 fn open_fd(path: &Path, name: &str, options: &FileOptions) -> Result<OwnedFd> {

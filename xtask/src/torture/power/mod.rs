@@ -197,6 +197,7 @@ fn serve(
     let dies_early = number > 0 && random.chance(25);
     let life = Life {
         time: Duration::from_millis(random.between(5, if dies_early { 60 } else { 300 })),
+        settles: false,
         answers: if dies_early {
             0
         } else {

@@ -98,8 +98,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
                 let _ = fs::remove_file(&unfinished);
                 return fail(format!("Could not replace '{target}': {error}"));
             }
-            let named = sync(&unfinished).and_then(|()| fs::rename(&unfinished, &path));
-            match named.and_then(|()| sync(path.parent().unwrap_or(Path::new(".")))) {
+            match give_name(&unfinished, &path, sync) {
                 Ok(()) => Ok(0),
                 Err(error) => fail(format!("Could not create '{target}': {}", io_text(&error))),
             }
@@ -132,7 +131,10 @@ fn find_disk(named: &Named) -> Result<(u64, PushId), Failure> {
         found.map(|(_, manifest)| (manifest.number, manifest.push))
     };
     std::thread::scope(|scope| {
-        let found = scope.spawn(find).join();
+        let started = std::thread::Builder::new().spawn_scoped(scope, find);
+        let found = started
+            .map_err(|error| vellum::Error::no_thread(&error))?
+            .join();
         found.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
@@ -201,6 +203,20 @@ fn like(path: &Path, unfinished: &Path) -> Result<Option<std::sync::Arc<FileStor
     Ok(Some(held))
 }
 
+/// Gives a complete image its name, durably; if that fails before it has the name, it is removed.
+fn give_name(
+    unfinished: &Path,
+    path: &Path,
+    sync: impl Fn(&Path) -> std::io::Result<()>,
+) -> std::io::Result<()> {
+    let named = sync(unfinished).and_then(|()| fs::rename(unfinished, path));
+    if named.is_err() {
+        // The first error is the one to tell.
+        let _ = fs::remove_file(unfinished);
+    }
+    named.and_then(|()| sync(path.parent().unwrap_or(Path::new("."))))
+}
+
 fn sync(path: &Path) -> std::io::Result<()> {
     let path = if path.as_os_str().is_empty() {
         Path::new(".")
@@ -216,6 +232,24 @@ mod tests {
 
     fn places(target: &str, existing: bool) -> Option<(PathBuf, PathBuf)> {
         unfinished_path(target, existing).ok().flatten()
+    }
+
+    #[test]
+    fn an_image_that_cannot_be_synced_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, unfinished) = (
+            folder.path().join("disk"),
+            folder.path().join("disk.pull-0"),
+        );
+        fs::write(&unfinished, "new").unwrap();
+        fs::write(&path, "old").unwrap();
+        let fails = |_: &Path| Err(std::io::Error::from_raw_os_error(5));
+        assert!(give_name(&unfinished, &path, fails).is_err());
+        assert!(!unfinished.exists());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        fs::write(&unfinished, "new").unwrap();
+        give_name(&unfinished, &path, sync).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::super::command::{
     reading_once,
 };
 use super::super::common::{self, CommonArgs};
-use super::super::help;
+use super::super::{cut_short, help};
 use super::{disk_name, failed, manifest_json, named, sizes};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::output::Output;
@@ -51,6 +51,9 @@ const OPTIONS: &[OptionSpec<Opt>] = &[
     Opt::own_long(Own::TakeOver, "take-over", Takes::Nothing),
     Opt::OBJECT,
 ];
+
+const BACKING_UNKNOWN: &str = "all of the disk is read, and so it will be next time: nothing tells whether a layer below has changed \
+     (a file that was changed a moment ago, a device, or a server that names no version)";
 
 /// The options, as completions and manuals show them.
 pub fn options() -> Vec<Shape> {
@@ -138,6 +141,7 @@ async fn push_open(
     named: &Named,
     arguments: &Arguments,
 ) -> Result<Pushed, Failure> {
+    cut_short::refuse(std::slice::from_ref(device)).await?;
     let repository = Repository::open_or_make(named.objects.clone())
         .await
         .map_err(failed)?;
@@ -157,6 +161,12 @@ async fn push_open(
         (false, _) => None,
         // An image of no length can hold none, and nothing can change.
         _ if device.size_bytes() == 0 => None,
+        (true, Some(tracking)) if !tracking.is_possible() => {
+            if !arguments.common.quiet {
+                report::warning(BACKING_UNKNOWN);
+            }
+            Some(tracking)
+        }
         (true, Some(tracking)) => Some(tracking),
         (true, None) => {
             return fail(

@@ -185,7 +185,7 @@ async fn apply(
     let id = header.id;
     // Somebody may have begun to use it meanwhile.
     refuse_in_use(disk).await?;
-    state.finish()?;
+    state.finish().await?;
     if !arguments.common.quiet {
         report::info(format_args!("received, token {}", id_text(id)));
     }

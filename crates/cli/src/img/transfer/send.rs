@@ -23,7 +23,7 @@ use super::super::command::{
 };
 use super::super::common::{self, CommonArgs};
 use super::super::note::cannot;
-use super::super::{help, snapshot};
+use super::super::{cut_short, help, snapshot};
 use super::source::SourceIdentity;
 use super::{id_text, parse_header, parse_id, source, widen};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
@@ -183,13 +183,14 @@ async fn open_and_send(command: Command<'_>, arguments: &mut Arguments) -> Outco
     let spec = arguments.common.image(name)?;
     let opened = open_device(&spec, &flags).await;
     let device = opened.map_err(|error| open_failure(name, &error))?;
+    cut_short::refuse(std::slice::from_ref(&device)).await?;
     let bitmap_name = arguments.bitmap_name()?;
     let bitmap = match &bitmap_name {
         Some(name) => Some(read_bitmap(&device, name).await?),
         None => None,
     };
     let snapshot = arguments.snapshot.as_deref();
-    let identity = source::identity(&device, snapshot, bitmap.as_ref());
+    let identity = source::identity(&device, snapshot, bitmap.as_ref()).await;
     let source = match snapshot {
         Some(text) => snapshot::shown(&device, snapshot::selector(text)?).await?,
         None => device.clone(),
@@ -284,8 +285,8 @@ fn check_resumed(
     }
     if let Some(name) = &identity.unknown {
         return fail(format!(
-            "Nobody can tell whether '{name}' was changed since, which is neither a file nor has a \
-             version: what is half received must be sent anew"
+            "The version of '{name}' is unknown, so it may have changed since: it is neither a file nor has a version, or \
+             it was changed a moment ago. What is half received must be sent anew"
         ));
     }
     if header.source != identity.hash {

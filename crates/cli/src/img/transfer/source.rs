@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
+use vellum::BlockDevice;
 use vellum::qcow2::DirtyBitmap;
-use vellum::{BlockDevice, Storage};
 use vellum_control::layer_files::layer_files;
 use vellum_format::stream::payload_hash;
-
-use super::super::file_version::FileVersion;
+use vellum_storage::SourceVersion;
 
 /// What is known of a source.
 pub struct SourceIdentity {
@@ -20,7 +19,7 @@ pub struct SourceIdentity {
 /// Hashes what is known of a source: of each layer its format and size, and of each of its files which
 /// one it is, how long and when it was changed; of what is elsewhere the name and the version.
 /// Also which snapshot is sent, or what a bitmap calls dirty.
-pub fn identity(
+pub async fn identity(
     source: &Arc<dyn BlockDevice>,
     snapshot: Option<&str>,
     bitmap: Option<&DirtyBitmap>,
@@ -37,9 +36,12 @@ pub fn identity(
         }
         for storage in files {
             let name = storage.name();
-            match version(&*storage) {
-                Some(version) => text += &format!("{version}\n"),
-                None => {
+            if storage.version().known().is_some() {
+                text += &format!("{name:?} ");
+            }
+            match SourceVersion::of_storage(&*storage).await {
+                SourceVersion::Known(version) => text += &format!("{version}\n"),
+                SourceVersion::Unknown => {
                     text += &format!("{name:?}\n");
                     unknown.get_or_insert_with(|| name.to_owned());
                 }
@@ -55,13 +57,4 @@ pub fn identity(
         hash: payload_hash(text.as_bytes()),
         unknown,
     }
-}
-
-/// What changes if the bytes of a storage do; `None` if there is nothing like that.
-fn version(storage: &dyn Storage) -> Option<String> {
-    let name = storage.name();
-    if let Some(version) = storage.version() {
-        return Some(format!("{name:?} version {version:?}"));
-    }
-    FileVersion::of_name(name).map(|version| version.to_string())
 }

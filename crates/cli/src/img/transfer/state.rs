@@ -4,18 +4,21 @@
 //! a raw image has none, QEMU would have to keep it, and how far a half received image is must be
 //! known before that is opened.
 
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use vellum_format::stream::{Header, StreamId};
+use vellum_storage::SourceVersion;
 
 use super::super::command::{Failure, fail};
-use super::super::file_version::FileVersion;
+use super::super::file_identity::{content_times, file_identity, inode_times};
 use super::super::note::{Note, cannot};
 use super::{header_text, id_text, parse_header, parse_id};
 
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
+/// In the place of times that tell nothing.
+const UNKNOWN: &str = "unknown";
 
 /// The name of a disk while it is half received.
 pub fn partial(disk: &str) -> String {
@@ -31,8 +34,8 @@ fn note_path(disk: &str) -> PathBuf {
 pub struct Received {
     pub id: StreamId,
     pub format: String,
-    /// Length and time of change of the disk's file, as they were then.
-    modified: Value,
+    /// [`left_as`] of the disk's file, as it was then.
+    left: Value,
 }
 
 /// A stream that is being received.
@@ -47,7 +50,7 @@ pub struct Receiving {
     pub is_new: bool,
     /// Device and inode of the disk's file.
     file: Value,
-    /// Set once everything is durable: length and time of change of the disk's file.
+    /// Set once everything is durable: the length of the disk's file and when its content was changed.
     complete: Option<Value>,
 }
 
@@ -62,7 +65,7 @@ impl Receiving {
             format: format.to_owned(),
             done_bytes: 0,
             is_new,
-            file: file_identity(name),
+            file: identity_of(name),
             complete: None,
         })
     }
@@ -134,7 +137,7 @@ impl State {
             json!({
                 "token": id_text(received.id),
                 "format": received.format,
-                "modified": received.modified,
+                "left": received.left,
             })
         });
         let receiving = match &self.receiving {
@@ -176,8 +179,8 @@ impl State {
         let partial = partial(&self.disk);
         let file = self.receiving.as_ref().map(|receiving| &receiving.file);
         match file {
-            Some(file) if *file == file_identity(&partial) => Ok(()),
-            Some(file) if *file == file_identity(&self.disk) => self.rename(&self.disk, &partial),
+            Some(file) if *file == identity_of(&partial) => Ok(()),
+            Some(file) if *file == identity_of(&self.disk) => self.rename(&self.disk, &partial),
             _ => fail(format!(
                 "'{partial}' is not the file that '{}' speaks of: remove both and receive a whole \
                  disk, or bring the file back",
@@ -195,16 +198,17 @@ impl State {
     }
 
     /// The disk, which is closed, is received as a whole: it gets its name.
-    pub fn finish(&mut self) -> Result<(), Failure> {
+    pub async fn finish(&mut self) -> Result<(), Failure> {
         let partial = partial(&self.disk);
         let path = Path::new(&partial);
-        let durable = File::open(path).and_then(|file| {
-            file.sync_all()?;
-            file.metadata()
-        });
+        let durable = File::open(path).and_then(|file| file.sync_all().map(|()| file));
         let file = durable.or_else(|error| cannot("sync", path, &error))?;
+        // From here on a change has another time. Where that cannot be had, the disk counts as changed.
+        let version = SourceVersion::of_path(path).await.known();
+        let found = file.metadata();
+        let found = found.or_else(|error| cannot("look at", path, &error))?;
         if let Some(receiving) = &mut self.receiving {
-            receiving.complete = Some(modified(&file));
+            receiving.complete = Some(version.map_or(json!(UNKNOWN), |_| content_times(&found)));
         }
         self.save()?;
         self.recover()
@@ -216,19 +220,19 @@ impl State {
             let complete = receiving.complete.clone();
             complete.map(|complete| (complete, receiving.clone()))
         });
-        let Some((modified, receiving)) = complete else {
+        let Some((content, receiving)) = complete else {
             return Ok(());
         };
         let partial = partial(&self.disk);
-        if file_identity(&partial) == receiving.file {
+        if identity_of(&partial) == receiving.file {
             self.rename(&partial, &self.disk)?;
-        } else if file_identity(&self.disk) != receiving.file {
+        } else if identity_of(&self.disk) != receiving.file {
             return self.find();
         }
         self.received = Some(Received {
             id: receiving.header.id,
             format: receiving.format,
-            modified,
+            left: left_as(&self.disk).filter(|left| left[0] == content).into(),
         });
         self.receiving = None;
         self.save()
@@ -241,8 +245,7 @@ impl State {
 
     /// Whether the disk's file is as it was when that stream had been received.
     pub fn is_as_received(&self, received: &Received) -> bool {
-        let version = FileVersion::of_name(&self.disk);
-        version.is_some_and(|version| version.change() == received.modified)
+        left_as(&self.disk).is_some_and(|left| left == received.left)
     }
 }
 
@@ -250,7 +253,7 @@ fn received(value: &Value) -> Option<Received> {
     Some(Received {
         id: parse_id(value["token"].as_str()?).ok()?,
         format: value["format"].as_str()?.to_owned(),
-        modified: value["modified"].clone(),
+        left: value["left"].clone(),
     })
 }
 
@@ -270,14 +273,15 @@ fn receiving(value: &Value) -> Option<Receiving> {
     })
 }
 
-/// Which file it is; nothing's is null.
-fn file_identity(name: &str) -> Value {
+/// Which file it is; that of anything but a regular file is null.
+fn identity_of(name: &str) -> Value {
     let file = std::fs::symlink_metadata(name).ok();
-    let version = file.as_ref().and_then(FileVersion::of);
-    version.map_or(Value::Null, |version| version.file())
+    file.as_ref().and_then(file_identity).into()
 }
 
-/// What changes with what a file holds; nothing's is null.
-fn modified(file: &Metadata) -> Value {
-    FileVersion::of(file).map_or(Value::Null, |version| version.change())
+/// What changes with the content of a file: the times of that, and those of the inode, since the first can be set
+/// back. The latter also change when the file gets its name, so they are looked at after that.
+fn left_as(name: &str) -> Option<Value> {
+    let file = std::fs::metadata(name).ok()?;
+    Some(json!([content_times(&file), inode_times(&file)]))
 }

@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use super::super::place::Place;
+use super::super::server::Killed;
 use super::Ours;
 
 #[test]
@@ -66,6 +67,35 @@ fn what_a_bitmap_cannot_know_is_noticed() {
         "The disk has no length",
     );
     place.good("qemu-img", &["check", "nothing"]);
+}
+
+/// Nothing tells whether such a layer has changed, so all is read each time, and no bitmap is left.
+#[test]
+fn a_backing_file_without_a_version_counts_as_changed() {
+    let place = Place::with_disk();
+    let ours = Ours {
+        place: &place,
+        gateway: None,
+    };
+    let backing =
+        r#"json:{"driver":"raw","file":{"driver":"null-co","size":1048576,"read-zeroes":true}}"#;
+    let words = [
+        "create", "-q", "-f", "qcow2", "-b", backing, "-F", "raw", "top",
+    ];
+    place.good("qemu-img", &words);
+    for number in 1..3 {
+        let pushed = ours.json(&["push", "--track", "top", "r:top"]);
+        assert_eq!(
+            (&pushed["number"], &pushed["incremental"]),
+            (&number.into(), &false.into())
+        );
+        let info = place.good("qemu-img", &["info", "top"]);
+        assert!(!info.contains("bitmaps"), "{info}");
+    }
+    ours.refused(
+        &["push", "--since", "top", "top", "r:top"],
+        "does not know what has changed",
+    );
 }
 
 #[test]
@@ -253,4 +283,36 @@ fn images_of_several_files_are_not_pulled() {
     assert_eq!(fs::read(place.path("data")).unwrap(), b"mine");
     assert_eq!(fs::read(place.path("x-flat.vmdk")).unwrap(), b"mine");
     ours.good(&["pull", "-O", "vmdk", "r:vm", "x.vmdk"]);
+}
+
+/// The bitmap takes a connection beside the disk's, which such a server accepts and never greets.
+#[test]
+fn a_bitmap_of_a_server_with_one_slot_is_not_waited_for() {
+    let place = Place::with_disk();
+    let ours = Ours {
+        place: &place,
+        gateway: None,
+    };
+    let disk = "www/disk.qcow2";
+    ours.good(&["push", disk, "r:vm"]);
+    place.good("qemu-img", &["bitmap", "--add", disk, "b"]);
+    place.good("qemu-io", &["-c", "write -P 5 10M 64k", disk]);
+    for slots in ["1", "2"] {
+        let socket = place.path(&format!("sock{slots}"));
+        let mut server = Command::new("qemu-nbd");
+        server.args(["-r", "-t", "-f", "qcow2", "-B", "b", "-e", slots, "-k"]);
+        server.arg(&socket).arg(place.path(disk));
+        let _server = Killed(server.spawn().expect("qemu-nbd"));
+        let until = Instant::now() + Duration::from_secs(20);
+        while !socket.exists() {
+            assert!(Instant::now() < until, "no server");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let disk = format!("nbd+unix:///?socket={}", socket.display());
+        let words = ["push", "-f", "raw", "--bitmap", "b", &disk, "r:vm"];
+        match slots {
+            "1" => ours.refused(&words, "--shared=2"),
+            _ => assert_eq!(ours.json(&words)["read"], 65536),
+        }
+    }
 }

@@ -48,6 +48,20 @@ struct Kept {
     error: Option<String>,
 }
 
+impl Kept {
+    /// Why nothing can be done with the chain of a disk, or what the last attempt has met.
+    fn shown_error(&self, chain: Result<Option<Chain>, &'static str>) -> Option<&str> {
+        let hindrance = match chain {
+            // The policy's own commit: what it has left is about to be closed, and looks until then like an
+            // image over a lower one that an export shows.
+            _ if self.leaving.is_some() => None,
+            Err(why) => Some(why),
+            Ok(chain) => chain.and_then(|chain| chain.act(&self.policy).err()),
+        };
+        hindrance.or(self.error.as_deref())
+    }
+}
+
 /// The policies, by the nodes that they are of.
 #[derive(Debug, Default)]
 pub(super) struct ChainPolicies {
@@ -113,14 +127,11 @@ pub(super) async fn query(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
             told.insert("layers".to_owned(), json!(chain.layers.len()));
             told.insert("overlay-bytes".to_owned(), json!(chain.overlay_bytes()));
         }
-        let hindrance = match chain {
-            Err(why) => Some(why),
-            Ok(chain) => chain.and_then(|chain| chain.act(&kept.policy).err()),
-        };
+        let error = kept.shown_error(chain);
         if daemon.jobs.find(&job_of(name)).is_some() {
             told.insert("job".to_owned(), json!(job_of(name)));
         }
-        if let Some(error) = hindrance.or(kept.error.as_deref()) {
+        if let Some(error) = error {
             told.insert("error".to_owned(), json!(error));
         }
         Value::Object(told)
@@ -427,6 +438,22 @@ mod tests {
         };
         policies.kept.borrow_mut().insert("d".to_owned(), kept);
         policies
+    }
+
+    #[test]
+    fn what_the_policy_has_left_behind_itself_is_no_error() {
+        let policies = policies(1);
+        let mut all = policies.kept.borrow_mut();
+        let kept = all.get_mut("d").expect("a policy");
+        assert_eq!(kept.shown_error(Err("shown")), Some("shown"));
+        kept.leaving = Chain::of_test("bdG", 1).left_by(&Act::Commit {
+            top: "b".to_owned(),
+            base: "d".to_owned(),
+        });
+        assert!(kept.leaving.is_some());
+        assert_eq!(kept.shown_error(Err("shown")), None);
+        kept.error = Some("failed".to_owned());
+        assert_eq!(kept.shown_error(Err("shown")), Some("failed"));
     }
 
     #[test]

@@ -234,6 +234,7 @@ impl BackupArguments {
             return Err(Failure::new("Compression is not supported for this drive "));
         }
         nodes.check_free(&self.target)?;
+        nodes.check_backup_target(&self.target, &self.source)?;
         nodes.check_no_job(&self.source)?;
         let max_chunk_bytes = self.tuning.max_chunk_bytes;
         let cluster_bytes = target.info().cluster_size_bytes.unwrap_or_default();

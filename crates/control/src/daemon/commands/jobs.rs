@@ -155,12 +155,12 @@ pub(super) fn place_in(nodes: &Nodes, chain: &[String], name: &str) -> Result<us
     found.ok_or_else(|| not_in_chain(name))
 }
 
-/// Refuses a chain of which a layer is the backing file of another image in use too: what
+/// Refuses a chain of which a layer is the backing file of another image in use too, be it below filters: what
 /// that one shows must not change.
 fn check_alone(nodes: &Nodes, chain: &[String]) -> Result<(), Failure> {
     for pair in chain.windows(2) {
-        for overlay in nodes.overlays_of(&pair[1]) {
-            if overlay != pair[0] && nodes.is_used_by(&overlay, |_| true) {
+        for overlay in nodes.images_over(&pair[1]) {
+            if !chain.contains(&overlay) && nodes.is_used_by(&overlay, |_| true) {
                 return Err(Failure::new(format!(
                     "Node '{}' is busy: node is used as backing hd of '{overlay}'",
                     pair[1]

@@ -162,6 +162,7 @@ impl MirrorArguments {
         if self.source == self.target {
             return Err(Failure::new("Can't mirror node into itself"));
         }
+        nodes.check_mirror_target(&self.target, &self.source)?;
         jobs::check_filter(nodes, &self.settings.0)?;
         jobs::check_active(nodes, &self.settings.0, (&self.source, "backing"))?;
         let job = jobs::create(daemon, self.settings)?;

@@ -13,6 +13,9 @@ use super::Surroundings;
 use crate::nodes::{Changes, RequiredAccess, User};
 use crate::{Nodes, Options};
 
+/// Most links that are followed from one path.
+const LINKS_MAX: usize = 40;
+
 /// The options of this type.
 #[derive(Debug)]
 pub(super) struct Wanted {
@@ -112,6 +115,21 @@ fn take_mode(options: &mut Options, name: &str) -> Result<Mode, Failure> {
             "Parameter '{name}' does not accept value '{other}'"
         ))),
     }
+}
+
+/// Whether two paths name the same file, also by links; neither file is looked at.
+pub(crate) fn is_same_place(one: &Path, other: &Path) -> bool {
+    let followed = |path: &Path| {
+        let mut path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        for _ in 0..LINKS_MAX {
+            let Ok(target) = std::fs::read_link(&path) else {
+                break;
+            };
+            path = path.parent().unwrap_or(Path::new("/")).join(target);
+        }
+        place(&path)
+    };
+    followed(one) == followed(other)
 }
 
 /// A file by the folder that it is in, whose name may be another one. The file itself is not

@@ -12,7 +12,7 @@ mod nbd;
 mod served;
 mod vhost_user_blk;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -33,6 +33,7 @@ use super::state::ExportPiece;
 use super::{Failure, failure, message, need, refuse_rest};
 pub(super) use counted::{CountedExport, CountedExports};
 use ending::{EndingExport, EndingExports};
+pub(super) use fuse::is_same_place;
 use served::{Served, Surroundings, serve};
 
 /// Where the options of an export are from.
@@ -182,6 +183,17 @@ pub(super) struct ExportInfo {
     pub(super) shutting_down: bool,
 }
 
+/// Where users find an export.
+#[derive(Debug)]
+pub(super) enum ExportPlace {
+    /// At the server of this daemon.
+    Server,
+    /// In a file that is mounted over.
+    File(PathBuf),
+    /// In a guest.
+    Guest,
+}
+
 /// The exports of the daemon.
 #[derive(Debug, Default)]
 pub(super) struct ServerExports {
@@ -242,6 +254,12 @@ impl ServerExports {
     pub(super) fn accounting(&self, id: &str) -> Option<Arc<Accounting>> {
         let export = self.entries.iter().find(|one| one.id == id)?;
         Some(export.served.accounting())
+    }
+
+    /// Where the users of an export find it.
+    pub(super) fn place(&self, id: &str) -> Option<ExportPlace> {
+        let export = self.entries.iter().find(|one| one.id == id)?;
+        Some(export.served.place())
     }
 
     /// Adds an export of a node.

@@ -14,7 +14,7 @@ use vellum_export::unflushed_logs::UnflushedLogs;
 use super::super::Failure;
 use super::super::server::{Server, ServerEnvironment};
 use super::fuse::ResizeInTurn;
-use super::{Description, Wanted};
+use super::{Description, ExportPlace, Wanted};
 use crate::Nodes;
 use crate::nodes::ShownBitmap;
 use crate::wrap::WriteThrough;
@@ -68,6 +68,15 @@ impl Served {
         match self {
             Served::Fuse(export) => Some(export.mountpoint()),
             Served::Nbd(_) | Served::VhostUserBlk(_) => None,
+        }
+    }
+
+    /// Where users find it.
+    pub(super) fn place(&self) -> ExportPlace {
+        match self {
+            Served::Nbd(_) => ExportPlace::Server,
+            Served::Fuse(export) => ExportPlace::File(export.mountpoint().to_owned()),
+            Served::VhostUserBlk(_) => ExportPlace::Guest,
         }
     }
 

@@ -56,6 +56,7 @@ pub fn understand(request: &Request) -> Result<Call, Problem> {
         }
         Serves::Command(command, fixed) => {
             let said = said(request, &target, route.method, command)?;
+            check_one_of(&said, route.one_of)?;
             Call::Command(command.to_owned(), complete(said, fixed, path)?)
         }
         Serves::AnyCommand => {
@@ -141,6 +142,20 @@ fn body(request: &Request, target: &Target) -> Result<Map<String, Value>, Proble
         Ok(_) => Err(Problem::new(400, "The body is no JSON object")),
         Err(why) => Err(Problem::new(400, format!("The body is no JSON: {why}"))),
     }
+}
+
+/// Refuses a request that says none of some arguments.
+fn check_one_of(said: &Map<String, Value>, names: &[&str]) -> Result<(), Problem> {
+    let is_said = |name: &&str| said.get(*name).is_some_and(|value| !value.is_null());
+    if names.is_empty() || names.iter().any(is_said) {
+        return Ok(());
+    }
+    let names: Vec<String> = names.iter().map(|name| format!("'{name}'")).collect();
+    let detail = format!(
+        "The body has to have {}: this changes only what is named",
+        names.join(" or ")
+    );
+    Err(Problem::new(400, detail))
 }
 
 /// Adds what the path and the row say.
@@ -249,6 +264,13 @@ mod tests {
                 "block-export-del",
                 json!({"mode": "hard", "id": "e"}),
             ),
+            (
+                "POST",
+                "/v1/disks/d/commit",
+                r#"{"base-node": "golden"}"#,
+                "block-commit",
+                json!({"base-node": "golden", "device": "d", "job-id": "commit-d"}),
+            ),
             ("POST", "/v1/qmp/quit", "", "quit", json!({})),
             ("POST", "/v1/qmp/x", r#"{"a": [1]}"#, "x", json!({"a": [1]})),
         ] {
@@ -271,6 +293,9 @@ mod tests {
             ("POST", "/v1/disks/d/resize?size=1", "", 400),
             ("POST", "/v1/disks/d/resize", "[1]", 400),
             ("POST", "/v1/disks/d/resize", "{", 400),
+            // The lowest image may be one that others stand on.
+            ("POST", "/v1/disks/d/commit", "", 400),
+            ("POST", "/v1/disks/d/commit", r#"{"base-node": null}"#, 400),
             ("DELETE", "/v1/nodes/n", "{}", 400),
             ("GET", "/v1/nodes?flat=false", "", 400),
         ] {

@@ -56,7 +56,12 @@ fn operation(route: &Route) -> Value {
     let mut operation = json!({"operationId": id(route), "summary": route.summary});
     match (route.serves, route.method) {
         (Serves::Command(command, fixed), Method::Post) => {
-            let (schema, is_needed) = command_arguments(command, fixed);
+            let (mut schema, is_needed) = command_arguments(command, fixed);
+            if !route.one_of.is_empty() {
+                let one = route.one_of.iter().map(|name| json!({"required": [name]}));
+                schema["anyOf"] = one.collect();
+            }
+            let is_needed = is_needed || !route.one_of.is_empty();
             operation["description"] = json!(format!("QMP: `{command}`"));
             operation["requestBody"] = json!({
                 "required": is_needed,

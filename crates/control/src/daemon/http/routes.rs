@@ -91,6 +91,8 @@ pub struct Route {
     pub serves: Serves,
     /// What it is for, in a line.
     pub summary: &'static str,
+    /// Arguments of which a request has to say one, though the command would do without.
+    pub one_of: &'static [&'static str],
 }
 
 const fn get(path: &'static str, serves: Serves, summary: &'static str) -> Route {
@@ -99,6 +101,7 @@ const fn get(path: &'static str, serves: Serves, summary: &'static str) -> Route
         path,
         serves,
         summary,
+        one_of: &[],
     }
 }
 
@@ -113,6 +116,7 @@ const fn post(
         path,
         serves: Serves::Command(command, arguments),
         summary,
+        one_of: &[],
     }
 }
 
@@ -127,6 +131,7 @@ const fn delete(
         path,
         serves: Serves::Command(command, arguments),
         summary,
+        one_of: &[],
     }
 }
 
@@ -205,12 +210,17 @@ pub const ROUTES: &[Route] = &[
         &[DEVICE, ("job-id", Source::Text("backup-{node}")), FULL],
         "Copy a disk to a file as it is now",
     ),
-    post(
-        "/v1/disks/{node}/commit",
-        "block-commit",
-        &[DEVICE, ("job-id", Source::Text("commit-{node}"))],
-        "Write layers of a disk into the one below",
-    ),
+    Route {
+        // QEMU's command takes the lowest image where none is named: a golden image, say, on which disks
+        // of other programs stand.
+        one_of: &["base-node", "base"],
+        ..post(
+            "/v1/disks/{node}/commit",
+            "block-commit",
+            &[DEVICE, ("job-id", Source::Text("commit-{node}"))],
+            "Write the layers of a disk above an image into that image: 'base-node' (or 'base') names it",
+        )
+    },
     post(
         "/v1/disks/{node}/stream",
         "block-stream",
@@ -281,6 +291,7 @@ pub const ROUTES: &[Route] = &[
         path: "/v1/qmp/{command}",
         serves: Serves::AnyCommand,
         summary: "Any QMP command; the body is its arguments",
+        one_of: &[],
     },
 ];
 

@@ -70,7 +70,10 @@ pub(super) fn start(
         // Nobody need wait for it.
         let _ = done.send(());
     });
-    spawned.map_err(failed)?;
+    spawned.map_err(|error| {
+        let error = vellum::Error::no_thread(&error);
+        message(format!("Failed to serve HTTP: {}", error.message()))
+    })?;
     Ok(ended)
 }
 

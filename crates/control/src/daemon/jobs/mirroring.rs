@@ -195,7 +195,9 @@ impl Work for Mirroring {
         }
         if self.copier.end().await {
             drop(self.copier);
-            return self.job_nodes.leave().await;
+            self.job_nodes.leave().await;
+            // It was described with a filter, say, whose users are on the target.
+            return self.job_nodes.nodes.drop_unused(&[self.source]).await;
         }
         let copier = self.copier;
         let left = async move { copier.left_target().await };

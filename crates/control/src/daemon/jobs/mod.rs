@@ -275,6 +275,10 @@ impl Job {
             Status::Standby => self.enter(Status::Ready),
             _ => {}
         }
+        if self.is_paused() {
+            // As when it is resumed: what held it up is not tried again.
+            self.io_status.set("ok");
+        }
         self.control.set(JobCommand::Cancel);
         self.changed.notify(usize::MAX);
     }

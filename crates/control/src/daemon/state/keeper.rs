@@ -72,10 +72,18 @@ impl Keeper {
         let (keeper, content) = (self.clone(), Arc::new(content));
         let (sender, receiver) = futures_channel::oneshot::channel();
         // A disk takes its time, and jobs and timers have none.
-        std::thread::spawn(move || {
+        let thread = std::thread::Builder::new().name("state".to_owned());
+        let started = thread.spawn(move || {
             // Who asked may have been given up meanwhile.
             let _ = sender.send(keeper.write_in_turn(number, content));
         });
+        started.map_err(|error| {
+            let error = Error::no_thread(&error);
+            error.context(
+                "write the state",
+                format!("cannot write the state file '{}'", self.path.display()),
+            )
+        })?;
         let why = match receiver.await {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(failure)) => io_text(failure.error()),

@@ -235,7 +235,9 @@ impl SavedState {
             let named = |node: &&Map<String, Value>| {
                 node.get("node-name").and_then(Value::as_str) == Some(image)
             };
-            let was = self.nodes.iter().find(named)?;
+            // A job may have taken it out, which closed it.
+            let led = || self.led.get(image)?.get("was")?.as_object();
+            let was = self.nodes.iter().find(named).or_else(led)?;
             Some(place(was) == place(is))
         };
         same().unwrap_or(false)

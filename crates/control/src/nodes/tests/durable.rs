@@ -115,6 +115,22 @@ impl World {
         .await;
     }
 
+    /// Adds a raw node over a file that holds an image.
+    pub(crate) async fn add_image_as_raw(&self, name: &str) {
+        self.add_over(name, Volatile::image().await, |below| {
+            format!("driver=raw,file={below}")
+        })
+        .await;
+    }
+
+    /// Adds a node of an image that stands on another node.
+    pub(crate) async fn add_overlay(&self, name: &str, backing: &str) {
+        self.add_over(name, Volatile::image().await, |below| {
+            format!("driver=qcow2,file={below},backing={backing}")
+        })
+        .await;
+    }
+
     async fn add_over(&self, name: &str, file: Volatile, how: impl FnOnce(&str) -> String) {
         let below = format!("{name}-file");
         let node = OpenedNode {

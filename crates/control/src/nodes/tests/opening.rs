@@ -159,3 +159,73 @@ fn references_are_taken_in_a_turn() {
         nodes.close().await.unwrap();
     });
 }
+
+/// Before names were reserved, what was opened below such a node was recorded as another node's, and the
+/// opening could not be taken back: it never ended.
+#[test]
+fn a_name_below_the_root_that_is_taken_is_refused() {
+    let folder = folder();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    lane::block_on(async {
+        let nodes = Nodes::live();
+        open(&nodes, &folder, "base").await.unwrap().show();
+        let (one, two) = (path("one"), path("two"));
+        let below = format!("driver=qcow2,node-name=new,file.filename={one},backing.driver=qcow2");
+        let taken = [
+            format!("{below},backing.node-name=base,backing.file.filename={two}"),
+            format!("{below},backing.node-name=new,backing.file.filename={two}"),
+            format!("{below},backing.node-name=base-file,backing.file.filename={two}"),
+            format!(
+                "driver=raw,node-name=new,file.driver=raw,file.node-name=base,file.file.driver=file,file.file.filename={two}"
+            ),
+            format!(
+                "driver=raw,node-name=new,file.driver=raw,file.node-name=x,file.file.driver=file,file.file.filename={two},file.file.node-name=x"
+            ),
+        ];
+        for text in &taken {
+            let refused = add(&nodes, text).await.unwrap_err();
+            assert!(
+                refused.contains("Duplicate nodes with node-name="),
+                "{text}: {refused}"
+            );
+            nodes.close_abandoned().await;
+            assert_eq!(listed(&nodes), ["base", "base-file"], "{text}");
+        }
+        nodes.remove("base").await.unwrap();
+        assert!(nodes.is_empty() && nodes.uses().is_empty(), "{nodes:?}");
+        // Nothing is left that keeps names or files.
+        for name in ["one", "two"] {
+            open(&nodes, &folder, name).await.unwrap().show();
+        }
+        nodes.close().await.unwrap();
+    });
+}
+
+/// Only an image's header says that its backing file is called so: nothing knows of it before.
+#[test]
+fn a_name_in_a_header_that_is_taken_is_refused() {
+    let folder = folder();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let base = path("base");
+    let json = format!(
+        "json:{{\"driver\":\"qcow2\",\"node-name\":\"named\",\"file\":{{\"driver\":\"file\",\"filename\":\"{base}\"}}}}"
+    );
+    let mut settings = create::settings(&path("over"), "qcow2").unwrap();
+    settings.set("size", "1M").unwrap();
+    settings.set("backing_file", &json).unwrap();
+    settings.set("backing_fmt", "qcow2").unwrap();
+    lane::block_on(async {
+        create::make(&path("over"), "qcow2", &settings)
+            .await
+            .unwrap();
+        let nodes = Nodes::live();
+        add(&nodes, "driver=null-co,node-name=named").await.unwrap();
+        let refused = open(&nodes, &folder, "over").await.unwrap_err();
+        let refused = refused.to_string();
+        assert!(refused.contains("Duplicate nodes"), "{refused}");
+        nodes.remove("named").await.unwrap();
+        open(&nodes, &folder, "over").await.unwrap().show();
+        assert_eq!(listed(&nodes), ["named", "over", "over-file"]);
+        nodes.close().await.unwrap();
+    });
+}

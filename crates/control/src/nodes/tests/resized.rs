@@ -38,3 +38,37 @@ fn what_was_on_its_way_behind_a_new_end_does_not_come_back() {
         assert_eq!(read[..], [0; 512]);
     });
 }
+
+#[test]
+fn nodes_that_are_as_long_as_the_one_below_follow_it() {
+    for driver in ["raw", "copy-on-read", "preallocate"] {
+        lane::block_on(async {
+            let world = World::new();
+            world.add("disk", "raw").await;
+            let nodes = &world.nodes;
+            for text in [
+                format!("driver={driver},node-name=above,file=disk"),
+                "driver=raw,node-name=top,file=above".to_owned(),
+            ] {
+                add(nodes, &text).await.unwrap();
+            }
+            let joined = world.join("top");
+            for size_bytes in [2 * SIZE_BYTES, SIZE_BYTES / 2, SIZE_BYTES] {
+                nodes.resize("disk", size_bytes).await.unwrap();
+                for name in ["disk", "above", "top"] {
+                    let found = nodes.device(name).unwrap().size_bytes();
+                    assert_eq!(found, size_bytes, "{driver} {name}");
+                }
+                assert_eq!(joined.link.size_bytes(), size_bytes);
+                let bytes = Buffer::copy_of(&[7; 512]);
+                let last = size_bytes - 512;
+                let written = joined.link.write(last, bytes, RequestFlags::default());
+                written.await.unwrap();
+                let device = nodes.device("disk").unwrap();
+                let read = device.read(last, Buffer::for_read(512)).await.unwrap();
+                assert_eq!(read[..], [7; 512]);
+            }
+            nodes.leave(joined.id);
+        });
+    }
+}

@@ -1,17 +1,18 @@
 //! Allocation of host clusters.
 //!
-//! Clusters come from the *reserve*: clusters whose counts were raised already,
-//! more and more at a time while a program keeps writing. The reserve is filled
-//! from the lowest known free cluster, or else from the *tail*, the clusters beyond
-//! everything in use. What must wait for the disk on the way (a slice of refcounts,
-//! a new refcount block, a longer file) is done ahead, in the background; see
-//! `prealloc`.
+//! Clusters come from the *reserve*: a few clusters whose counts were raised already.
+//! The reserve is filled from the lowest known free cluster, or else from the *tail*, the
+//! clusters beyond everything in use. Sequential writers side by side have free runs set
+//! aside (`streams`). What must wait for the disk on the way (a slice of refcounts, a new
+//! refcount block, a longer file) is done ahead, in the background; see `prealloc`. What
+//! happens where room runs out is in `room`.
 //!
 //! Invariants:
 //! - A cluster is in the reserve, or handed out, or neither and then counted as
 //!   used by something else, or its count in memory is zero.
-//! - The tail only moves up while the reserve holds clusters, so one that came from
-//!   beyond the end of the file was never written. It moves down where the file is
+//! - No cluster beyond the end of a storage of fixed length is counted.
+//! - The tail only moves up while the reserve or a window holds clusters, so one that came
+//!   from beyond the end of the file was never written. It moves down where the file is
 //!   cut.
 //! - While the file is made longer, nothing beyond its new end is handed out; while
 //!   somebody holds its end, the tail stays where it is, and nothing is counted ahead.
@@ -22,9 +23,12 @@
 //!   end ([`Allocator::hold_end`]). A length from before a cut proves nothing afterwards.
 
 mod release;
+pub(crate) mod room;
+mod windows;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use parking_lot::{Mutex, MutexGuard};
 use vellum_format::geometry::Geometry;
@@ -39,8 +43,10 @@ use super::prealloc::{FileLength, LengthMark, PreallocateAhead};
 use super::refcounts::Refcounts;
 use super::reserve::{Reserve, ReservedRun};
 use super::scan::Scan;
+use super::streams::Streams;
 use crate::debug_events::emit;
 use crate::qcow2::integrity::overlap::refusal;
+use room::{Room, Tail};
 
 /// Extents of free clusters that are kept in memory, at most.
 const MOST_FREE_EXTENTS: usize = 32768;
@@ -92,6 +98,8 @@ pub(crate) struct State {
     /// The first cluster beyond everything in use.
     pub(crate) tail: u64,
     pub(crate) reserve: Reserve,
+    pub(crate) streams: Streams,
+    pub(super) room: Room,
     /// Clusters handed out since the image was opened.
     pub(crate) handed_out: u64,
     /// Counts that are raised now are written by the commit that ends this period.
@@ -151,6 +159,8 @@ pub(crate) enum Blocker {
     Extending,
     /// The storage is full up to its end; there may be free clusters below.
     Scan,
+    /// No cluster is free.
+    Full,
 }
 
 /// Hands out host clusters.
@@ -162,6 +172,8 @@ pub(crate) struct Allocator {
     state: Mutex<State>,
     pub(crate) options: PreallocateAhead,
     zero_init: bool,
+    /// See [`Allocator::note_pending_frees`].
+    pending_frees: AtomicU64,
 }
 
 /// The end of the file, held; over even if its holder is dropped.
@@ -189,11 +201,14 @@ impl Allocator {
         } else {
             refcounts.first_of_last_block()
         };
+        let limit = room::limit_of(&refcounts)?;
         let state = State {
             free: FreeIndex::new(MOST_FREE_EXTENTS),
             scan: Scan::new(tail, refcounts.entries_per_slice()),
             tail,
             reserve: Reserve::default(),
+            streams: Streams::default(),
+            room: Room::new(limit),
             handed_out: 0,
             period: 1,
             durable_period: 0,
@@ -215,6 +230,7 @@ impl Allocator {
             state: Mutex::new(state),
             options,
             zero_init: capabilities.growable && capabilities.has_zero_init,
+            pending_frees: AtomicU64::new(0),
         }))
     }
 
@@ -233,6 +249,11 @@ impl Allocator {
         }
     }
 
+    /// Whether a write to clusters that were handed out may find no room.
+    pub(crate) fn may_have_holes(&self) -> bool {
+        self.zero_init
+    }
+
     pub(crate) fn cluster_bytes(&self) -> u64 {
         self.refcounts.geometry.cluster_size_bytes()
     }
@@ -242,7 +263,8 @@ impl Allocator {
     /// ends, so that a sequential writer stays sequential in the file.
     ///
     /// # Errors
-    /// When the refcounts cannot be read, or the format's limits are reached.
+    /// When the refcounts cannot be read, or the format's limits are reached;
+    /// [`ErrorKind::NoSpace`] if no cluster is free, apart from those that wait for a commit.
     pub(crate) async fn allocate_near(
         self: &Arc<Self>,
         want: u64,
@@ -275,24 +297,49 @@ impl Allocator {
                 drop(self.growing.lock().await);
                 Ok(())
             }
+            Blocker::Full => Err(room::full()),
         }
     }
 
     fn attempt(&self, want: u64, after: Option<u64>) -> Result<Attempt> {
         let mut state = self.state();
+        self.look_for_recovery(&mut state);
+        let want = state.room.most_at_once(state.handed_out, want);
+        if let Some(after) = after
+            && let Some(attempt) = self.continue_stream(&mut state, want, after)?
+        {
+            return Ok(attempt);
+        }
         loop {
-            if let Some(run) = state.reserve.take(want, after) {
+            let have = state.reserve.clusters();
+            if have == 0 || (have < want && self.continues_reserve(&state, want)) {
+                let ahead = self.ahead_clusters(&state);
+                let obstacle = self.raise(&mut state, want, (want - have).max(ahead))?;
+                match obstacle {
+                    // The reserve serves a part of the request.
+                    Some(_) if have > 0 => {}
+                    Some(obstacle) => return Ok(Attempt::Blocked(obstacle)),
+                    None => continue,
+                }
+            }
+            if let Some(run) = state.reserve.take(want) {
                 if !state.length.allows(run.end * self.cluster_bytes()) {
                     state.reserve.give_back(run);
                     return Ok(Attempt::Blocked(Blocker::Extending));
                 }
-                return Ok(Attempt::Done(self.hand_out(&mut state, run)));
-            }
-            let ahead = self.ahead_clusters(&state);
-            if let Some(obstacle) = self.raise(&mut state, want, want.max(ahead))? {
-                return Ok(Attempt::Blocked(obstacle));
+                state.streams.note_stop(run.end, 0);
+                let allocation = self.hand_out(&mut state, run);
+                self.count_ahead(&mut state);
+                return Ok(Attempt::Done(allocation));
             }
         }
+    }
+
+    /// Whether the clusters that would be counted next follow those in the reserve.
+    fn continues_reserve(&self, state: &State, want: u64) -> bool {
+        let extent = self.free_extent(state, want);
+        let next = extent.map_or(state.tail, |extent| extent.start);
+        state.reserve.end_of_only_run() == Some(next)
     }
 
     fn hand_out(&self, state: &mut State, run: ReservedRun) -> Allocation {
@@ -318,24 +365,18 @@ impl Allocator {
         want: u64,
         count: u64,
     ) -> Result<Option<Blocker>> {
-        let growable = self.refcounts.file.capabilities().growable;
-        let extent = match growable && state.lowest_first == 0 {
-            true => state.free.first_for(want),
-            false => state.free.first(),
-        };
+        let extent = self.free_extent(state, want);
         if !state.scan.left.is_empty() && state.scan.is_due(extent.clone()) {
             return self.scan_slice(state);
         }
         if let Some(extent) = extent {
             return self.raise_free(state, extent, count);
         }
-        if !growable
-            && state.tail * self.cluster_bytes() >= state.length.end_at_open_bytes()
-            && !state.scan.left.is_empty()
-        {
-            return Ok(Some(Blocker::Scan));
+        match self.look_at_tail(state)? {
+            Tail::Usable => self.raise_tail(state, count),
+            Tail::Retry => Ok(None),
+            Tail::Blocked(obstacle) => Ok(Some(obstacle)),
         }
-        self.raise_tail(state, count)
     }
 
     fn raise_free(
@@ -370,6 +411,13 @@ impl Allocator {
             Ok(found) => found,
             Err(obstacle) => return Ok(Some(obstacle)),
         };
+        if clusters.end > state.room.limit() {
+            clusters.end = state.room.limit();
+            if clusters.is_empty() {
+                state.tail = clusters.end;
+                return Ok(None);
+            }
+        }
         if let Some(mapped) = state.first_mapped_in(&clusters)? {
             if mapped.start <= clusters.start {
                 clusters.end = clusters.end.min(mapped.end);

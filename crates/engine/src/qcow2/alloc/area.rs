@@ -12,11 +12,12 @@
 //! Everything that counts the area is durable before anything points at the blocks.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use vellum_format::header::{encode_refcount_table, field};
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::types::{HostCluster, HostOffset};
-use vellum_io::{Buffer, Buffers, Result};
+use vellum_io::{Buffer, Buffers, ErrorKind, Result};
 use vellum_storage::WriteFlags;
 
 use super::allocator::{Allocator, check_limit, overlap};
@@ -48,6 +49,7 @@ impl Allocator {
         loop {
             let area = self.plan_area(start, count)?;
             check_limit(HostCluster(area.clusters.end), cluster_bytes)?;
+            self.check_inside(area.clusters.end)?;
             if let Some(next) = self.take_counted(&area.clusters).await? {
                 start = next;
                 continue;
@@ -62,15 +64,34 @@ impl Allocator {
         }
     }
 
+    /// Allocates `count` clusters that lie side by side, each with a refcount of one: known free ones,
+    /// or else as [`Allocator::allocate_at_end`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) async fn allocate_run(self: &Arc<Self>, count: u64) -> Result<HostOffset> {
+        if let Some(known) = self.allocate_known_run(count).await? {
+            return Ok(known.start);
+        }
+        let error = match self.allocate_at_end(count).await {
+            Err(error) if error.kind() == ErrorKind::NoSpace => error,
+            allocated => return allocated,
+        };
+        self.empty_reserve().await?;
+        while self.is_scanning() {
+            self.scan_on().await?;
+        }
+        let known = self.allocate_known_run(count).await?;
+        known.map(|known| known.start).ok_or(error)
+    }
+
     /// Moves the tail behind an area; what lies between them can be had later.
     fn move_tail(&self, area: &Range<u64>) {
         let mut state = self.state();
         let passed = state.tail..area.start;
         state.tail = area.end;
         state.length.note_end(area.end * self.cluster_bytes());
-        if let Some(forgotten) = state.free.insert(passed) {
-            state.scan.look_again(forgotten);
-        }
+        state.insert_free(passed);
     }
 
     /// An area of `count` clusters from `start` on, with what must count it.

@@ -59,6 +59,31 @@ impl Allocator {
             .await
     }
 
+    /// Allocates `count` clusters side by side, of the free ones that are known. `None`: there is no
+    /// such run.
+    ///
+    /// # Errors
+    /// When the refcounts cannot be read.
+    pub(crate) async fn allocate_known_run(
+        self: &Arc<Self>,
+        count: u64,
+    ) -> Result<Option<Allocation>> {
+        loop {
+            let limit = {
+                let state = self.state();
+                state.tail.min(state.room.limit())
+            };
+            match self.attempt_run_below(limit, count)? {
+                None | Some(Attempt::Blocked(Blocker::Scan)) => return Ok(None),
+                Some(Attempt::Blocked(obstacle)) => self.resolve(obstacle).await?,
+                Some(Attempt::Done(allocation)) => {
+                    self.emit_refcounts_raised().await;
+                    return Ok(Some(allocation));
+                }
+            }
+        }
+    }
+
     async fn allocate_by(
         self: &Arc<Self>,
         attempt: impl Fn(&Self) -> Result<Option<Attempt>>,

@@ -15,6 +15,8 @@ pub(crate) struct FreeIndex {
     /// Ends by starts.
     extents: BTreeMap<u64, u64>,
     most_extents: usize,
+    /// Clusters in all extents.
+    clusters: u64,
 }
 
 impl FreeIndex {
@@ -23,7 +25,20 @@ impl FreeIndex {
         FreeIndex {
             extents: BTreeMap::new(),
             most_extents: most_extents.max(1),
+            clusters: 0,
         }
+    }
+
+    /// How many clusters are in the index.
+    pub(crate) fn clusters(&self) -> u64 {
+        self.clusters
+    }
+
+    /// Takes all extents out.
+    pub(crate) fn drain(&mut self) -> Vec<Range<u64>> {
+        self.clusters = 0;
+        let extents = std::mem::take(&mut self.extents);
+        extents.into_iter().map(|(start, end)| start..end).collect()
     }
 
     /// Whether there is little room for more extents.
@@ -53,23 +68,27 @@ impl FreeIndex {
             .map(|(&start, &end)| start..end)
     }
 
-    /// The lowest extent of at least `clusters`; of so few free clusters that nobody
-    /// misses them, a longer one or none: what is wanted in one piece should lie in one.
-    pub(crate) fn first_for(&self, clusters: u64) -> Option<Range<u64>> {
+    /// Where the highest extent ends.
+    pub(crate) fn end(&self) -> Option<u64> {
+        self.extents.last_key_value().map(|(_, &end)| end)
+    }
+
+    /// The lowest extent of at least `clusters`: what is wanted in one piece should lie in one.
+    /// Shorter extents are passed over as long as they hold `most_passed` clusters at most, even
+    /// if there is no longer one; with more of them the lowest extent is returned.
+    pub(crate) fn first_for(&self, clusters: u64, most_passed: u64) -> Option<Range<u64>> {
+        let most_passed = most_passed.min(MOST_PASSED_CLUSTERS);
         let mut passed = 0;
         for (&start, &end) in &self.extents {
             if end - start >= clusters {
                 return Some(start..end);
             }
             passed += end - start;
-            if passed > MOST_PASSED_CLUSTERS {
-                break;
+            if passed > most_passed {
+                return self.first();
             }
         }
-        match passed > MOST_PASSED_CLUSTERS {
-            true => self.first(),
-            false => None,
-        }
+        None
     }
 
     /// Enters free clusters; returns an extent that had to be forgotten for it.
@@ -85,14 +104,18 @@ impl FreeIndex {
                 break;
             }
             self.extents.remove(&at);
+            self.clusters -= until - at;
             start = start.min(at);
             end = end.max(until);
         }
         self.extents.insert(start, end);
+        self.clusters += end - start;
         if self.extents.len() <= self.most_extents {
             return None;
         }
-        self.extents.pop_last().map(|(start, end)| start..end)
+        let (start, end) = self.extents.pop_last()?;
+        self.clusters -= end - start;
+        Some(start..end)
     }
 
     /// Takes clusters out, those of them that are there.
@@ -105,17 +128,18 @@ impl FreeIndex {
                 return;
             }
             self.extents.remove(&at);
-            if until > clusters.end {
-                self.extents.insert(clusters.end, until);
-            }
-            if at < clusters.start {
-                self.extents.insert(at, clusters.start);
+            self.clusters -= until - at;
+            for rest in [clusters.end..until, at..clusters.start] {
+                if !rest.is_empty() {
+                    self.clusters += rest.end - rest.start;
+                    self.extents.insert(rest.start, rest.end);
+                }
             }
         }
     }
 }
 
-/// Free clusters in extents too short for a request that are passed over.
+/// Free clusters in extents too short for a request that are passed over at most.
 const MOST_PASSED_CLUSTERS: u64 = 64;
 
 #[cfg(test)]
@@ -127,7 +151,7 @@ mod tests {
     use super::*;
 
     impl FreeIndex {
-        fn clusters(&self) -> BTreeSet<u64> {
+        fn all(&self) -> BTreeSet<u64> {
             self.extents.iter().flat_map(|(&a, &b)| a..b).collect()
         }
     }
@@ -149,11 +173,12 @@ mod tests {
         for clusters in [1..2, 4..6, 9..12] {
             assert_eq!(index.insert(clusters), None);
         }
-        assert_eq!(index.first_for(1), Some(1..2));
-        assert_eq!(index.first_for(2), Some(4..6));
-        assert_eq!(index.first_for(4), None);
+        assert_eq!(index.first_for(1, 64), Some(1..2));
+        assert_eq!(index.first_for(2, 64), Some(4..6));
+        assert_eq!(index.first_for(4, 64), None);
+        assert_eq!(index.first_for(4, 5), Some(1..2));
         assert_eq!(index.insert(20..20 + MOST_PASSED_CLUSTERS), None);
-        assert_eq!(index.first_for(MOST_PASSED_CLUSTERS + 1), Some(1..2));
+        assert_eq!(index.first_for(MOST_PASSED_CLUSTERS + 1, 64), Some(1..2));
     }
 
     #[test]
@@ -192,7 +217,8 @@ mod tests {
                     // is kept by the next insertion.
                     prop_assert!(index.extents.len() <= most + 1 + model.len());
                 }
-                prop_assert_eq!(index.clusters(), model.clone());
+                prop_assert_eq!(index.all(), model.clone());
+                prop_assert_eq!(index.clusters(), model.len() as u64);
                 let shared = index.first_in(&clusters);
                 let first = model.range(clusters).next();
                 prop_assert_eq!(shared.is_some(), first.is_some());

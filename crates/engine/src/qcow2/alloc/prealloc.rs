@@ -21,6 +21,7 @@ use vellum_io::{Result, executor, spawn_to_completion};
 use vellum_storage::Capabilities;
 
 use super::allocator::{Allocator, Blocker, State};
+use super::reserve::MOST_COUNTED_AHEAD;
 
 /// Calls to the refcounts between two looks at whether there is other work.
 const RAISES_AT_ONCE: usize = 64;
@@ -31,8 +32,8 @@ vellum_io::with_setters! {
     pub struct PreallocateAhead {
         /// Clusters that are allocated one by one after an image was opened.
         pub after_clusters: u64,
-        /// Bytes of clusters that are counted ahead at most; the file is made longer by
-        /// up to four times as much.
+        /// The file is made longer by up to four times so many bytes, and refcount blocks are made
+        /// ahead for them. Of its clusters a few are counted ahead.
         pub max_bytes: u64,
     }
 }
@@ -101,10 +102,6 @@ impl FileLength {
             extended: false,
             truncations: 0,
         }
-    }
-
-    pub(crate) fn end_at_open_bytes(&self) -> u64 {
-        self.at_open
     }
 
     pub(crate) fn note_end(&mut self, end_bytes: u64) {
@@ -202,7 +199,15 @@ impl Drop for Extending<'_> {
 impl Allocator {
     /// How many clusters should be counted ahead.
     pub(crate) fn ahead_clusters(&self, state: &State) -> u64 {
-        if state.closing || state.end_held || state.handed_out <= self.options.after_clusters {
+        let most = MOST_COUNTED_AHEAD.min(self.slack_clusters(state));
+        self.reach_clusters(state).min(most)
+    }
+
+    /// How far ahead the file should be long enough, and have refcount blocks.
+    fn reach_clusters(&self, state: &State) -> u64 {
+        let compacts = state.lowest_first > 0;
+        let rests = state.closing || state.end_held || state.is_short() || compacts;
+        if rests || state.handed_out <= self.options.after_clusters {
             return 0;
         }
         let most = (self.options.max_bytes / self.cluster_bytes()).max(1);
@@ -242,34 +247,46 @@ impl Allocator {
         }
     }
 
+    /// Counts clusters ahead if there are few, as far as that needs nothing from the disk; returns what
+    /// is in the way. Requests do so in their order, so that which clusters they get depends on no time.
+    pub(crate) fn count_ahead(&self, state: &mut State) -> Option<Blocker> {
+        let ahead = self.ahead_clusters(state);
+        for _ in 0..RAISES_AT_ONCE {
+            let have = state.reserve.clusters();
+            let is_about_to_grow = state.free.clusters() == 0 && !self.may_grow(state, 0);
+            if 2 * have >= ahead || is_about_to_grow {
+                break;
+            }
+            match self.raise(state, 1, ahead - have) {
+                Ok(None) => {}
+                Ok(Some(obstacle)) => return Some(obstacle),
+                Err(_) => return Some(Blocker::Full),
+            }
+        }
+        None
+    }
+
     fn try_later(&self, state: &mut State) {
         let ahead = self.ahead_clusters(state);
         state.prepare_from = state.handed_out + ahead.max(1);
     }
 
     fn next_task(&self, state: &mut State) -> Option<Task> {
-        let ahead = self.ahead_clusters(state);
-        if ahead == 0 || state.handed_out < state.prepare_from {
+        if self.reach_clusters(state) == 0 || state.handed_out < state.prepare_from {
             return None;
         }
-        for _ in 0..RAISES_AT_ONCE {
-            let have = state.reserve.clusters();
-            if 2 * have >= ahead {
-                break;
+        if let Some(obstacle) = self.count_ahead(state) {
+            if obstacle == Blocker::Full {
+                self.try_later(state);
+                return None;
             }
-            match self.raise(state, 1, ahead - have) {
-                Ok(None) => {}
-                Ok(Some(obstacle)) => return Some(Task::Clear(obstacle)),
-                Err(_) => {
-                    self.try_later(state);
-                    return None;
-                }
-            }
+            return Some(Task::Clear(obstacle));
         }
-        if let Some(cluster) = self.wanted_block(state, ahead) {
+        let reach = self.reach_clusters(state);
+        if let Some(cluster) = self.wanted_block(state, reach) {
             return Some(Task::Clear(Blocker::NoBlock(cluster)));
         }
-        if self.wanted_length(state, ahead).is_some() {
+        if self.wanted_length(state, reach).is_some() {
             return Some(Task::Extend);
         }
         let handed_out = state.handed_out;
@@ -281,10 +298,11 @@ impl Allocator {
 
     /// The first cluster of the range that the tail will reach soon, if nothing
     /// counts that range yet.
-    fn wanted_block(&self, state: &State, ahead: u64) -> Option<HostCluster> {
+    fn wanted_block(&self, state: &State, reach: u64) -> Option<HostCluster> {
         let entries = self.refcounts.geometry.refcount_block_entries();
         let next = (state.tail / entries + 1) * entries;
-        let soon = next - state.tail <= 2 * ahead;
+        // It lies where what it counts begins, with nothing before it yet.
+        let soon = next - state.tail <= (2 * reach).min(self.slack_clusters(state));
         let used = state.tail > state.length.tail_at_open;
         if !soon || !used || !state.length.growable {
             return None;
@@ -294,14 +312,15 @@ impl Allocator {
     }
 
     /// How long the file should be, if it is too short.
-    fn wanted_length(&self, state: &State, ahead: u64) -> Option<u64> {
+    fn wanted_length(&self, state: &State, reach: u64) -> Option<u64> {
         let length = &state.length;
-        if !length.ahead || ahead == 0 || state.tail <= length.tail_at_open {
+        if !length.ahead || reach == 0 || state.tail <= length.tail_at_open {
             return None;
         }
         let tail = state.tail * self.cluster_bytes();
-        let most = 4 * ahead.max(self.options.max_bytes / self.cluster_bytes());
-        let step = state.handed_out.min(most) * self.cluster_bytes();
+        let most = 4 * reach.max(self.options.max_bytes / self.cluster_bytes());
+        // Churn hands out many clusters without the file growing.
+        let step = state.handed_out.min(most).min(state.tail / 4) * self.cluster_bytes();
         let enough = tail.saturating_add(step / 2);
         (length.actual < enough).then(|| tail.max(length.needed) + step)
     }
@@ -311,8 +330,8 @@ impl Allocator {
         let _one = self.growing.lock().await;
         let target = {
             let mut state = self.state();
-            let ahead = self.ahead_clusters(&state);
-            let Some(target) = self.wanted_length(&state, ahead) else {
+            let reach = self.reach_clusters(&state);
+            let Some(target) = self.wanted_length(&state, reach) else {
                 return Ok(());
             };
             state.length.extending_to = Some(target);
@@ -358,6 +377,7 @@ impl Allocator {
     pub(crate) async fn empty_reserve(&self) -> Result<()> {
         let deferred = {
             let mut state = self.state();
+            state.close_streams();
             let unused = state.reserve.drain();
             let mut deferred = std::mem::take(&mut state.deferred_decrements);
             deferred.extend(unused.iter().map(|run| run.start..run.end));

@@ -4,6 +4,7 @@
 //! one look into the cache.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use vellum_format::refcount;
 use vellum_format::types::HostCluster;
@@ -71,7 +72,10 @@ impl Refcounts {
                 Some(lowered) if lowered.underflow && lowered.clusters == 0 => {
                     return Err(underflow(run.start));
                 }
-                Some(lowered) => return Ok(lowered),
+                Some(lowered) => {
+                    self.lowered.fetch_add(lowered.clusters, Ordering::Relaxed);
+                    return Ok(lowered);
+                }
             }
         }
     }

@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::stream::{self, StreamExt};
 use parking_lot::{Mutex, MutexGuard};
@@ -119,6 +120,8 @@ pub(crate) struct Refcounts {
     /// Knows all refcount blocks, and the table.
     pub(crate) overlap: Arc<OverlapMap>,
     writeback: async_lock::Mutex<()>,
+    /// See [`Refcounts::lowered_clusters`].
+    pub(super) lowered: AtomicU64,
     pub(super) changed_slices: ChangedSlices,
     /// Which pieces of blocks have their room.
     room: HostRoom,
@@ -163,6 +166,7 @@ impl Refcounts {
             table: Mutex::new(table),
             overlap,
             writeback: async_lock::Mutex::new(()),
+            lowered: AtomicU64::new(0),
             changed_slices: ChangedSlices::default(),
             room: HostRoom::new(&geometry),
         }
@@ -285,9 +289,15 @@ impl Refcounts {
         })
     }
 
+    /// How many clusters' counts have gone down since counts were last written.
+    pub(crate) fn lowered_clusters(&self) -> u64 {
+        self.lowered.load(Ordering::Relaxed)
+    }
+
     /// Writes all dirty blocks; no barrier.
     pub(crate) async fn write_back(&self) -> Result<()> {
         let _turn = self.writeback.lock().await;
+        self.lowered.store(0, Ordering::Relaxed);
         // Rule 2: counts in memory may be on disk at any time, so nothing is waited for here.
         let copies = self.cache.begin_writeback();
         if !copies.is_empty() {

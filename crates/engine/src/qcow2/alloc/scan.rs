@@ -83,9 +83,8 @@ impl State {
             self.scan.left.start = seen.end;
         }
         for clusters in free {
-            if let Some(forgotten) = self.free.insert(clusters) {
-                self.scan.look_again(forgotten);
-            }
+            self.insert_free(clusters);
+            self.room.note_change();
         }
     }
 }

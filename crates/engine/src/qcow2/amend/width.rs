@@ -217,7 +217,7 @@ async fn allocate(
     let per_block = geometry.refcount_block_entries();
     let mut count = needed.len() as u64 + 2;
     loop {
-        let start = image.allocator.allocate_at_end(count).await?;
+        let start = image.allocator.allocate_run(count).await?;
         let first = start.cluster(&geometry).index();
         let mut blocks = needed.clone();
         blocks.extend(first / per_block..(first + count).div_ceil(per_block));

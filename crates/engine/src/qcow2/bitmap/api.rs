@@ -28,6 +28,32 @@ vellum_io::with_setters! {
     }
 }
 
+/// A bitmap that is added with what it calls dirty: see [`Bitmaps::add_all`].
+#[derive(Debug, Clone)]
+pub struct NewBitmap {
+    pub(super) name: String,
+    pub(super) options: BitmapOptions,
+    pub(super) content: Option<DirtyBitmap>,
+}
+
+impl NewBitmap {
+    /// A bitmap that calls nothing dirty.
+    pub fn new(name: impl Into<String>, options: BitmapOptions) -> Self {
+        NewBitmap {
+            name: name.into(),
+            options,
+            content: None,
+        }
+    }
+
+    /// It calls dirty what `content` does, which is of a device of the same size.
+    #[must_use]
+    pub fn content(mut self, content: DirtyBitmap) -> Self {
+        self.content = Some(content);
+        self
+    }
+}
+
 /// The ranges that a bitmap called dirty at one moment.
 ///
 /// ```
@@ -242,8 +268,16 @@ impl Bitmaps {
     /// [`vellum_io::ErrorKind::InvalidArgument`] if there is one of that name, the
     /// image is of version 2, or a limit of the format is met.
     pub fn add(&self, name: &str, options: BitmapOptions) -> Io<()> {
-        let name = name.to_owned();
-        self.change(move |image| async move { image.add_bitmap(&name, &options).await })
+        self.add_all(vec![NewBitmap::new(name, options)])
+    }
+
+    /// Adds bitmaps, all or none. No more clusters are allocated than they need: adding and
+    /// filling them one at a time also takes room for the tables and directories between.
+    ///
+    /// # Errors
+    /// As [`Bitmaps::add`], and if the content is of a device of another size.
+    pub fn add_all(&self, bitmaps: Vec<NewBitmap>) -> Io<()> {
+        self.change(move |image| async move { image.add_bitmaps(bitmaps).await })
     }
 
     /// Removes a bitmap; also one whose content is lost.

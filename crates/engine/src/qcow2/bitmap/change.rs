@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use vellum_format::bitmap::{BitmapDirectoryEntry, BitmapFlags};
 use vellum_format::limits;
+use vellum_format::types::HostOffset;
 use vellum_io::{Error, ErrorKind, Result};
 
-use super::api::BitmapOptions;
+use super::api::{BitmapOptions, NewBitmap};
 use super::crash_consistent::is_consistent;
 use super::dirty::Dirty;
 use super::state::{Table, Tracked};
@@ -48,6 +49,20 @@ pub(super) fn inconsistent(name: &str) -> Error {
     ))
 }
 
+/// Adds what `source` calls dirty.
+fn merge_into(dirty: &mut Dirty, source: &Dirty) -> Result<()> {
+    if source.size_bytes() != dirty.size_bytes() {
+        return Err(refuse(format!(
+            "Bitmaps are of different sizes (destination size is {}, source size is {}) and can't \
+             be merged",
+            dirty.size_bytes(),
+            source.size_bytes()
+        )));
+    }
+    dirty.merge(source);
+    Ok(())
+}
+
 impl Image {
     pub(super) async fn quiesce(self: &Arc<Self>) -> Result<Quiet<'_>> {
         self.begin_change("bitmap").await?;
@@ -78,34 +93,50 @@ impl Image {
         }
     }
 
-    pub(super) async fn add_bitmap(
-        self: &Arc<Self>,
-        name: &str,
-        options: &BitmapOptions,
-    ) -> Result<()> {
+    /// Adds bitmaps, all or none, with one new directory: so nothing is allocated that is not
+    /// used afterwards.
+    pub(super) async fn add_bitmaps(self: &Arc<Self>, added: Vec<NewBitmap>) -> Result<()> {
         let mut quiet = self.quiesce().await?;
-        let mut entries = self.bitmap_entries().await?;
-        let granularity_bits = self.check_new(&entries, name, options)?;
-        let dirty = Dirty::new(granularity_bits, self.size_bytes());
-        let mut new = NewClusters::default();
-        let table = self.store_bits(&dirty, &mut new).await?;
-        let enabled = BitmapFlags::AUTO.with(BitmapFlags::IN_USE);
-        if !options.disabled {
-            self.set_crash_consistent(&entries).await?;
+        let old_entries = self.bitmap_entries().await?;
+        let mut entries = old_entries.clone();
+        let mut contents = Vec::with_capacity(added.len());
+        for bitmap in &added {
+            let granularity_bits = self.check_new(&entries, &bitmap.name, &bitmap.options)?;
+            let mut dirty = Dirty::new(granularity_bits, self.size_bytes());
+            if let Some(content) = &bitmap.content {
+                merge_into(&mut dirty, &content.dirty)?;
+            }
+            entries.push(BitmapDirectoryEntry {
+                table_offset: HostOffset::ZERO,
+                table_entries: 0,
+                flags: match bitmap.options.disabled {
+                    true => BitmapFlags::default(),
+                    false => BitmapFlags::AUTO.with(BitmapFlags::IN_USE),
+                },
+                granularity_bits,
+                name: bitmap.name.as_bytes().to_vec(),
+            });
+            contents.push(dirty);
         }
-        entries.push(BitmapDirectoryEntry {
-            table_offset: table.offset,
-            table_entries: table.entries,
-            flags: match options.disabled {
-                true => BitmapFlags::default(),
-                false => enabled,
-            },
-            granularity_bits,
-            name: name.as_bytes().to_vec(),
-        });
+        let mut new = NewClusters::default();
+        let mut tables = Vec::with_capacity(added.len());
+        for (entry, dirty) in entries[old_entries.len()..].iter_mut().zip(&contents) {
+            let table = self.store_bits(dirty, &mut new).await?;
+            point_at(entry, &table);
+            tables.push(table);
+        }
+        if added.iter().any(|bitmap| !bitmap.options.disabled) {
+            let marked = self.set_crash_consistent(&old_entries).await;
+            if let Err(error) = marked {
+                self.give_back_new(new).await;
+                return Err(error);
+            }
+        }
         self.replace_directory(&entries, new).await?;
-        if !options.disabled {
-            self.begin_one(&mut quiet, name, dirty, table);
+        for ((bitmap, dirty), table) in added.iter().zip(contents).zip(tables) {
+            if !bitmap.options.disabled {
+                self.begin_one(&mut quiet, &bitmap.name, dirty, table);
+            }
         }
         Ok(())
     }
@@ -308,15 +339,7 @@ impl Image {
         self.consistent_bitmap(name).await?;
         let mut merged = self.read_bitmap(name).await?;
         for source in sources {
-            if source.size_bytes() != merged.size_bytes() {
-                return Err(refuse(format!(
-                    "Bitmaps are of different sizes (destination size is {}, source size is {}) \
-                     and can't be merged",
-                    merged.size_bytes(),
-                    source.size_bytes()
-                )));
-            }
-            merged.merge(source);
+            merge_into(&mut merged, source)?;
         }
         self.replace_bits(&mut quiet, name, merged).await
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use vellum_format::bitmap::{BitmapCluster, BitmapFlags};
 use vellum_format::features::Autoclear;
+use vellum_format::types::HostOffset;
 use vellum_io::{Buffer, ErrorKind, Result};
 
 use super::crash_consistent::is_consistent;
@@ -89,17 +90,27 @@ impl Image {
         old: BitmapCluster,
         bytes: &[u8],
     ) -> Result<Option<BitmapCluster>> {
-        let host = match old {
-            BitmapCluster::Stored(host) => host,
-            _ => match self.allocate(1).await {
-                Ok(allocation) => allocation.start,
-                Err(error) if error.kind() == ErrorKind::NoSpace => return Ok(None),
-                Err(error) => return Err(error),
-            },
+        let BitmapCluster::Stored(host) = old else {
+            return match self.write_new_bits(bytes).await {
+                Ok(host) => Ok(Some(BitmapCluster::Stored(host))),
+                Err(error) if error.kind() == ErrorKind::NoSpace => Ok(None),
+                Err(error) => Err(error),
+            };
         };
         self.write_bytes(host.bytes(), Buffer::copy_of(bytes))
             .await?;
-        Ok(Some(BitmapCluster::Stored(host)))
+        Ok(Some(old))
+    }
+
+    /// Writes bits to a new cluster, which is given back if that fails.
+    async fn write_new_bits(&self, bytes: &[u8]) -> Result<HostOffset> {
+        let mut new = NewClusters::default();
+        let host = self.allocate_run(1, &mut new).await?;
+        let written = self.write_bytes(host.bytes(), Buffer::copy_of(bytes)).await;
+        if written.is_err() {
+            self.give_back_new(new).await;
+        }
+        written.map(|()| host)
     }
 
     /// Takes the flag "in use" from all crash-consistent bitmaps, with tables that fit the

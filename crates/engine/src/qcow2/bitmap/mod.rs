@@ -47,7 +47,7 @@ mod store;
 mod track;
 mod view;
 
-pub use api::{BitmapOptions, Bitmaps, DirtyBitmap};
+pub use api::{BitmapOptions, Bitmaps, DirtyBitmap, NewBitmap};
 pub(crate) use crash_consistent::is_consistent;
 pub(in crate::qcow2) use crash_consistent::{list_lost, set_lost};
 pub use memory::MemoryBitmap;

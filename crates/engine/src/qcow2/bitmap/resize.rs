@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use vellum_format::bitmap::{BitmapCluster, BitmapFlags};
 use vellum_io::buffer::is_zero;
-use vellum_io::{ErrorKind, Result};
+use vellum_io::{Error, ErrorKind, Result};
 
 use super::change::inconsistent;
 use super::crash_consistent::is_consistent;
@@ -27,7 +27,7 @@ impl Image {
     /// Makes the bitmaps ready for another size.
     ///
     /// # Errors
-    /// If the content of one is lost, as QEMU has it.
+    /// If the content of one is lost, as QEMU has it; if the device is to have no bytes.
     pub(crate) async fn bitmaps_before_resize(&self, new_bytes: u64) -> Result<()> {
         if self.header().bitmaps().is_none() {
             return Ok(());
@@ -39,6 +39,14 @@ impl Image {
         if let Some(entry) = entries.iter().find(|entry| !is_consistent(&header, entry)) {
             let error = inconsistent(&entry.name_text());
             return Err(error.with_errno(ENOTSUP));
+        }
+        if let Some(entry) = entries.first().filter(|_| new_bytes == 0) {
+            // QEMU opens no image with the bitmap of a disk without bytes.
+            let message = format!(
+                "Cannot resize to 0 bytes: the image has the persistent bitmap '{}'. Remove its bitmaps first",
+                entry.name_text()
+            );
+            return Err(Error::new(ErrorKind::Unsupported, "resize", message).with_errno(ENOTSUP));
         }
         self.set_crash_consistent(&entries).await?;
         for entry in &mut entries {

@@ -124,7 +124,7 @@ impl Image {
             1 => self.allocate(1).await?.start,
             _ => {
                 self.begin_lazy_refcounts().await?;
-                self.allocator.allocate_at_end(clusters).await?
+                self.allocator.allocate_run(clusters).await?
             }
         };
         new.0.push((start, clusters));
@@ -288,6 +288,7 @@ impl Image {
                 start: HostCluster(first),
                 count,
                 reason: DropReason::Other,
+                freeable: 0,
             });
         }
     }

@@ -65,7 +65,7 @@ fn too_long(image: &Image, bitmap: &BitmapDirectoryEntry) -> String {
         "bitmap '{}' has a table of {} entries, where the disk asks for {}",
         bitmap.name_text(),
         bitmap.table_entries,
-        needed.max(1)
+        needed
     )
 }
 

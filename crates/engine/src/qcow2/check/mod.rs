@@ -22,6 +22,7 @@
 //! | `fix_refcounts`, `rebuild` | repair of single refcounts in their blocks, or of all of them in new places |
 //! | `place`, `beyond` | where new metadata may be put; what points behind the end of the file |
 //! | `repair` | the small writes of a repair: entries that are given up, the header's marks |
+//! | `cut_short` | what of the disk lies beyond the end of a file that was cut off |
 //! | `copied`, `snapshots`, `bitmaps` | repair of the copied flags, of the snapshot table, of bitmaps |
 //!
 //! Invariants:
@@ -36,7 +37,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use vellum_format::features::Incompatible;
+use vellum_format::features::{Compatible, Incompatible};
 
 use crate::qcow2::Messages;
 use crate::qcow2::checksums::forget::forget as forget_checksums;
@@ -50,6 +51,7 @@ mod chunk;
 mod compare;
 mod copied;
 pub(super) mod counts;
+pub(super) mod cut_short;
 mod findings;
 mod fix_refcounts;
 mod l2_tables;
@@ -67,6 +69,7 @@ mod tally;
 mod team;
 mod walk;
 
+pub use cut_short::{CutShort, cut_short};
 use findings::Findings;
 use source::Image;
 
@@ -220,6 +223,11 @@ async fn run(image: &mut Image, fix: Option<Fix>, mut findings: Findings) -> Res
     let snapshots = snapshots::read(image, fix, &mut findings).await?;
     // Counted apart: they are repaired after everything else.
     let in_table = findings.take_corruptions();
+    if image.header.compatible.contains(Compatible::WAS_CUT_SHORT) {
+        let accepts = fix == Some(Fix::All);
+        let message = "the file was cut short: data of the disk is lost and reads as zeroes";
+        findings.corruption_or_repair(accepts, || message.to_owned());
+    }
     let mut outcome = refcounts::check(image, &snapshots, fix, &mut findings).await?;
     if fix == Some(Fix::All) && in_table > 0 {
         snapshots::rewrite(image, &snapshots, &mut outcome).await?;

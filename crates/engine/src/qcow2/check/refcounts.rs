@@ -15,7 +15,7 @@ use super::snapshots;
 use super::source::Image;
 use super::stored::Stored;
 use super::walk::Walk;
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 
 /// A rebuilt structure can be hit by what led beyond the old end of the file: then it
 /// is built once more, elsewhere.
@@ -156,7 +156,14 @@ pub(super) async fn check(
     let highest = outcome.highest_cluster();
     match fix {
         Some(Fix::All) if must_rebuild => {
-            outcome = rebuild_all(image, snapshots, outcome, findings).await?;
+            let can_stay = !outcome.must_rebuild;
+            outcome = match rebuild_all(image, snapshots, outcome, findings).await {
+                Err(error) if can_stay && error.kind() == ErrorKind::NoSpace => {
+                    findings.report = before;
+                    fix_in_place(image, snapshots, findings).await?
+                }
+                rebuilt => rebuilt?,
+            };
         }
         Some(Fix::Leaks) if must_rebuild => {
             return Err(cannot(
@@ -221,6 +228,23 @@ async fn rebuild_all(
         "ERROR rebuilt refcount structure is still broken",
         findings,
     ))
+}
+
+/// Corrects the refcounts in blocks that are not counted themselves, for which there is no other
+/// room: nothing else refers to these blocks.
+async fn fix_in_place(
+    image: &mut Image,
+    snapshots: &snapshots::Table,
+    findings: &mut Findings,
+) -> Result<Outcome> {
+    findings.note(|| "No room for new refcounts, the old ones are corrected".into());
+    let before = findings.report;
+    findings.report = Default::default();
+    let mut outcome = count(image, snapshots, None, findings).await?;
+    findings.report = before;
+    outcome.compare(image, Some(Fix::All), findings);
+    fix_refcounts::fix_refcounts(image, &mut outcome, Fix::All).await?;
+    Ok(outcome)
 }
 
 fn cannot(message: &str, findings: &mut Findings) -> Error {

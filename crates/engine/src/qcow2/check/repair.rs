@@ -1,6 +1,6 @@
 //! The small writes of a repair: entries that are given up, and the header's marks.
 
-use vellum_format::features::{Autoclear, Incompatible};
+use vellum_format::features::{Autoclear, Compatible, Incompatible};
 use vellum_format::header::field;
 use vellum_io::Buffer;
 
@@ -57,6 +57,13 @@ pub(super) async fn clear_marks(image: &Image) -> Result<()> {
         let bytes = Buffer::copy_of(&clean.bits().to_be_bytes());
         image
             .write(field::INCOMPATIBLE_FEATURES as u64, bytes)
+            .await?;
+    }
+    let compatible = header.compatible.without(Compatible::WAS_CUT_SHORT);
+    if compatible != header.compatible {
+        let bytes = Buffer::copy_of(&compatible.bits().to_be_bytes());
+        image
+            .write(field::COMPATIBLE_FEATURES as u64, bytes)
             .await?;
     }
     let known = Autoclear(header.autoclear.bits() & Autoclear::KNOWN.bits());

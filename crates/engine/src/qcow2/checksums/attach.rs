@@ -67,17 +67,19 @@ pub(in crate::qcow2) async fn open(
     }
     // Before anything is written.
     let modified_at = file.modified_at()?;
-    let (sums, extension, left_at, made) = match has_checksums(header) {
+    let (sums, extension, is_as_left, made) = match has_checksums(header) {
         true => {
             let (sums, extension, found) = existing(file, gate, header, options).await?;
-            (sums, Some(extension), found.left_at, None)
+            // A time that is unknown equals no other.
+            let is_as_left = modified_at.is_some() && modified_at == found.left_at;
+            (sums, Some(extension), is_as_left, None)
         }
         false => {
             let (sums, made) = make(file, header, options).await?;
-            (sums, None, modified_at, Some(made))
+            // All sums will be of what this opening writes.
+            (sums, None, true, Some(made))
         }
     };
-    let is_as_left = modified_at.is_some() && modified_at == left_at;
     let trust = Trust { writes, is_as_left };
     let checksums = Checksums::new(file.clone(), sums, trust, options.messages.clone());
     let attached = Attached { checksums, made };

@@ -15,6 +15,9 @@ use vellum_io::range_lock::Mode;
 /// How often it is looked for regions that have come to rest: one is settled that nobody has
 /// changed for one to two of these.
 const INTERVAL: Duration = Duration::from_secs(2);
+/// How long a close waits until a later change is sure to have another time, where the file system notes fractions of a
+/// second ([`vellum_storage::Storage::modified_at`]).
+const CLOCK_WAIT: Duration = Duration::from_millis(60);
 /// Regions that are held and settled at a time.
 const AT_ONCE: usize = 64;
 
@@ -101,13 +104,12 @@ impl Checksums {
         }
     }
 
-    /// Writes down when the image's file was modified last, for whoever opens it next. Nothing is written to it after
-    /// this.
+    /// Writes down when the image's file was modified last, for the next opening. Nothing is written to it after this.
     async fn leave(&self) -> Result<()> {
         if !self.writes || !self.may_repair() || self.failed.get().is_some() {
             return Ok(());
         }
-        let left_at = self.file.modified_at()?;
+        let left_at = self.left_at().await?;
         match self.sums.superblock().await? {
             Some(superblock) => {
                 let superblock = Superblock {
@@ -118,6 +120,19 @@ impl Checksums {
             }
             None => Ok(()),
         }
+    }
+}
+
+impl Checksums {
+    /// Returns when the image's file was modified last. A moment after that it is not known yet: a write within the
+    /// granularity of the file system's clock would leave the same time.
+    async fn left_at(&self) -> Result<Option<u64>> {
+        let mut left_at = self.file.modified_at()?;
+        if left_at.is_none() {
+            lane::sleep(CLOCK_WAIT).await;
+            left_at = self.file.modified_at()?;
+        }
+        Ok(left_at)
     }
 }
 

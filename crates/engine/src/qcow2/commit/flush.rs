@@ -4,6 +4,7 @@ mod reclaim;
 
 use super::barrier::is_forgotten;
 use super::coalesce::{Leader, Role};
+use super::room::RoomSearch;
 use crate::qcow2::alloc::refcounts::write_tables;
 use crate::qcow2::image::Image;
 use crate::qcow2::integrity::overlap::Metadata;
@@ -14,6 +15,10 @@ use tracing::trace;
 use vellum_io::sync::atomic::Ordering;
 use vellum_io::{Error, ErrorKind, Result, spawn_to_completion};
 use vellum_storage::Event;
+
+/// So many clusters may have lower counts in memory than on disk after a commit, if the next open is
+/// told of leaks.
+const MOST_LOWERED: u64 = 7;
 
 /// A commit that is not over. If its lane ends first, nobody knows what has been
 /// written, and nothing more may be.
@@ -87,13 +92,13 @@ impl Image {
     /// Makes everything completed before this call durable.
     pub(crate) async fn flush(self: &Arc<Self>) -> Result<()> {
         trace!(name: "qcow2_flush_start", image = self.name);
-        let dropped_any = self.commits.lists().has_any();
-        let mut flushed = self.write_back_and_commit().await;
-        let is_full = matches!(&flushed, Err(error) if error.kind() == ErrorKind::NoSpace);
-        if is_full && dropped_any && !self.commits.lists().has_any() {
-            // What was missing has been given back meanwhile.
-            flushed = self.write_back_and_commit().await;
-        }
+        let mut search = RoomSearch::since(self.allocator.room_changes());
+        let flushed = loop {
+            match self.write_back_and_commit().await {
+                Err(error) if self.make_room(&mut search, &error).await => {}
+                flushed => break flushed,
+            }
+        };
         match &flushed {
             Ok(()) => trace!(name: "qcow2_flush_done", image = self.name),
             Err(error) => trace!(name: "qcow2_flush_failed", image = self.name, error = %error),
@@ -209,6 +214,7 @@ impl Image {
         self.fail_stop.check("flush", &self.name)?;
         trace!(name: "qcow2_commit_start", image = self.name);
         let dropped = std::mem::take(&mut self.commits.lists().not_durable);
+        self.tell_of_leaks(!dropped.is_empty()).await;
         match self.write_everything().await {
             Ok(()) => self.commits.lists().durable.extend(dropped),
             Err(failure) => {
@@ -219,7 +225,23 @@ impl Image {
             }
         }
         trace!(name: "qcow2_commit_done", image = self.name);
-        self.reclaim().await
+        self.reclaim().await?;
+        self.write_lowered_counts().await;
+        Ok(())
+    }
+
+    /// Writes counts that have gone down if they are many, or nothing tells the next open of leaks: else
+    /// a killed process leaks those clusters.
+    /// No barrier is needed, and what fails is written, or reported, by the next commit.
+    async fn write_lowered_counts(&self) {
+        let refcounts = &self.allocator.refcounts;
+        let most = match self.tells_of_leaks {
+            true => MOST_LOWERED,
+            false => 0,
+        };
+        if refcounts.lowered_clusters() > most && !self.refcounts_are_lazy() {
+            drop(refcounts.write_back().await);
+        }
     }
 
     async fn write_everything(&self) -> Result<(), Failure> {

@@ -6,6 +6,7 @@
 //! | [`coalesce`] | work that many ask for and one does: commits, write-back for a flush |
 //! | [`epochs`] | tells when the requests that read host clusters at some moment are gone |
 //! | [`flush`] | commits, one at a time: the steps of [`write_order`] |
+//! | [`room`] | frees what can be freed for requests that find no room, and has them tried again |
 //! | [`write_order`] | what may reach the disk before what, and when a dropped cluster may be used again |
 //!
 //! Invariants: data before the counts of its clusters, both before the entry that leads there,
@@ -16,4 +17,5 @@ pub(crate) mod barrier;
 pub(crate) mod coalesce;
 pub(crate) mod epochs;
 pub(crate) mod flush;
+pub(crate) mod room;
 pub(crate) mod write_order;

@@ -77,6 +77,8 @@ pub(crate) struct DroppedRun {
     pub(crate) start: HostCluster,
     pub(crate) count: u64,
     pub(crate) reason: DropReason,
+    /// How many of them become free with that: nothing else refers to them.
+    pub(crate) freeable: u64,
 }
 
 /// The same clusters in as few runs as possible: what lay scattered for the guest may lie
@@ -88,6 +90,7 @@ pub(super) fn merged(mut runs: Vec<DroppedRun>) -> Vec<DroppedRun> {
         let joins = follows && run.reason == next.reason;
         if joins {
             run.count += next.count;
+            run.freeable += next.freeable;
         }
         joins
     });
@@ -127,6 +130,8 @@ pub(crate) struct Commits {
     changed_since_commit: AtomicBool,
     /// A commit in the background is under way.
     pub(super) background_commit: AtomicBool,
+    /// One at a time commits for the sake of what was dropped.
+    pub(super) freeing: async_lock::Mutex<()>,
 }
 
 /// A running change of the mapping that needs a barrier before it.
@@ -179,6 +184,7 @@ impl Commits {
             let adjacent = last.start.index() + last.count == dropped.start.index();
             if adjacent && last.reason == dropped.reason {
                 last.count += dropped.count;
+                last.freeable += dropped.freeable;
                 return;
             }
         }
@@ -213,6 +219,7 @@ mod tests {
             start: HostCluster(start),
             count,
             reason,
+            freeable: 0,
         }
     }
 

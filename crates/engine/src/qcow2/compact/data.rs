@@ -76,7 +76,7 @@ impl Image {
         self.unwritten.forget(first..first + new.clusters);
         // Rule 1: the data comes before the link.
         let copied = self.copy_data(guest, old, new.start).await;
-        self.free_unless(copied.is_ok(), Some(new)).await;
+        self.free_unless(&copied, Some(new)).await;
         copied?;
         for (index, old) in (0..).zip(old) {
             let inside = index * cluster;
@@ -84,7 +84,7 @@ impl Image {
             let linked = self
                 .set_mapping(GuestOffset(guest + inside), moved, WriteOrder::AfterBarrier)
                 .await;
-            self.free_unless(linked.is_ok(), Some(new.skip(index, &self.geometry)))
+            self.free_unless(&linked, Some(new.skip(index, &self.geometry)))
                 .await;
             linked?;
             self.defer_free_replaced(old, &moved, DropReason::Replaced);

@@ -187,7 +187,7 @@ impl Image {
         let first = new.start.cluster(&self.geometry).index();
         self.unwritten.forget(first..first + 1);
         let written = self.write_unpacked(guest, new.start).await;
-        self.free_unless(written.is_ok(), Some(new)).await;
+        self.free_unless(&written, Some(new)).await;
         written?;
         let nothing = Mapping::Unallocated;
         let all = u32::MAX;

@@ -234,7 +234,7 @@ impl Image {
                 self.geometry.cluster_size_bytes(),
             );
             let done = done.await;
-            self.free_unless(done.is_ok(), Some(new)).await;
+            self.free_unless(&done, Some(new)).await;
             if let Err(error) = done {
                 self.give_back_copies(&copied).await;
                 return Err(error);
@@ -416,6 +416,7 @@ impl Image {
                 start,
                 count: 1,
                 reason,
+                freeable: 0,
             });
         }
     }

@@ -39,8 +39,9 @@ impl Image {
                 return Ok(None);
             };
             let counted = self.copy_shared_table(&table, new.start).await;
-            self.free_unless(matches!(counted, Ok(true)), Some(new))
-                .await;
+            if !matches!(counted, Ok(true)) {
+                self.give_back(new).await;
+            }
             if counted? {
                 self.lead_to_shared_table(l1_index, &table, new.start)
                     .await?;

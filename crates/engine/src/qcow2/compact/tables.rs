@@ -50,7 +50,7 @@ impl Image {
             Ok(()) => self.copy_table(old, &new).await,
             Err(error) => Err(error),
         };
-        self.free_unless(copied.is_ok(), Some(new)).await;
+        self.free_unless(&copied, Some(new)).await;
         copied?;
         self.lead_to_table(index, old, new.start)?;
         Ok(Some(self.geometry.cluster_size_bytes()))
@@ -81,6 +81,7 @@ impl Image {
             start: old.cluster(&self.geometry),
             count: 1,
             reason: DropReason::Other,
+            freeable: 0,
         });
         Ok(())
     }

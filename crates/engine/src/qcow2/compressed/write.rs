@@ -25,6 +25,7 @@ use super::appending::Batch;
 use super::compress::{Codec, compress};
 use super::sequence::{Queue, Ticket};
 use crate::RequestFlags;
+use crate::qcow2::commit::room::RoomSearch;
 use crate::qcow2::commit::write_order::{DropReason, WriteOrder};
 use crate::qcow2::image::Image;
 use vellum_io::range_lock::Mode;
@@ -143,6 +144,29 @@ impl Image {
     pub(crate) async fn write_compressed(
         self: &Arc<Self>,
         offset_bytes: u64,
+        mut buffer: Buffer,
+        flags: RequestFlags,
+        mut ticket: Ticket,
+    ) -> Result<Buffer> {
+        let mut search = RoomSearch::default();
+        loop {
+            let (lent, loan) = buffer.lend();
+            let written = self.write_compressed_once(offset_bytes, lent, flags, ticket);
+            let error = match written.await {
+                Ok(lent) => return Ok(loan.end(lent)),
+                Err(error) => error,
+            };
+            match loan.take_back() {
+                Some(whole) if self.make_room(&mut search, &error).await => buffer = whole,
+                _ => return Err(error),
+            }
+            ticket = self.compressed_writes.queue.ticket();
+        }
+    }
+
+    async fn write_compressed_once(
+        self: &Arc<Self>,
+        offset_bytes: u64,
         buffer: Buffer,
         flags: RequestFlags,
         ticket: Ticket,
@@ -163,6 +187,8 @@ impl Image {
             if let Some(ticket) = &ticket {
                 ticket.turn().await;
             }
+            self.free_before_growth((len as u64).div_ceil(cluster))
+                .await;
             let placing = self.compressed_writes.placing.read().await;
             self.make_tables(at..at + len as u64).await?;
             let (placed, result) = self.place_batch(at, batch, packed).await;

@@ -19,6 +19,8 @@ pub(super) struct Layout {
     pub(super) l1_entries: u64,
     /// What the encryption header fills.
     pub(super) encryption_clusters: u64,
+    /// Clusters that the refcount table has entries for, at least.
+    place_clusters: u64,
     pub(super) l2_tables: u64,
     /// Clusters of guest data in the image file itself.
     data_clusters: u64,
@@ -46,6 +48,7 @@ impl Layout {
             refcount_blocks: 1,
             l1_entries,
             encryption_clusters: geometry.clusters_for(encryption_header_bytes),
+            place_clusters: 0,
             l2_tables: if maps_everything { l1_entries } else { 0 },
             data_clusters: if in_image {
                 geometry.clusters_for(guest_size_bytes)
@@ -70,6 +73,36 @@ impl Layout {
         layout.is_within_limits().then_some(layout)
     }
 
+    /// The same layout on a storage of fixed length. Its refcount table has entries for all
+    /// clusters of the storage, as far as the format's limit allows, so it never moves: a full
+    /// storage has no room for the old and the new table at once.
+    pub(super) fn in_place_of(self, storage_bytes: u64) -> Self {
+        let per_block = self.geometry.refcount_block_entries();
+        let most = limits::MAX_REFCOUNT_TABLE_SIZE_BYTES / 8 * per_block;
+        let mut layout = Layout {
+            place_clusters: (storage_bytes >> self.geometry.cluster_bits).min(most),
+            ..self
+        };
+        layout.count_refcount_structures();
+        layout
+    }
+
+    /// Bytes of the file when every guest cluster is mapped. Saturates beyond the limits of the
+    /// format.
+    pub(super) fn full_size_bytes(&self) -> u64 {
+        let mut full = Layout {
+            l2_tables: self.l1_entries,
+            data_clusters: match self.geometry.external_data {
+                true => 0,
+                false => self.geometry.clusters_for(self.guest_size_bytes),
+            },
+            ..*self
+        };
+        full.count_refcount_structures();
+        full.total_clusters()
+            .saturating_mul(self.geometry.cluster_size_bytes())
+    }
+
     fn is_within_limits(&self) -> bool {
         let table_size = self.refcount_table_clusters << self.geometry.cluster_bits;
         let end = self
@@ -82,10 +115,10 @@ impl Layout {
     /// Refcount structures count themselves too: adds them until all are counted.
     fn count_refcount_structures(&mut self) {
         loop {
-            let blocks = self
-                .total_clusters()
-                .div_ceil(self.geometry.refcount_block_entries());
-            let table_clusters = self.geometry.clusters_for(blocks * 8);
+            let per_block = self.geometry.refcount_block_entries();
+            let blocks = self.total_clusters().div_ceil(per_block);
+            let entries = blocks.max(self.place_clusters.div_ceil(per_block));
+            let table_clusters = self.geometry.clusters_for(entries * 8);
             if (blocks, table_clusters) == (self.refcount_blocks, self.refcount_table_clusters) {
                 return;
             }
@@ -227,6 +260,99 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// Clusters of an image made on a storage of `place_clusters`, when all of the disk is
+    /// written: what was laid out at creation, the L2 tables, the data, and the refcount blocks
+    /// for all of that, each of which lies in the range that it counts.
+    fn when_full(layout: &Layout, place_clusters: u64) -> u64 {
+        let geometry = &layout.geometry;
+        let written = layout.total_clusters()
+            + layout.l1_entries
+            + geometry.clusters_for(layout.guest_size_bytes);
+        let more_blocks = |total: u64| {
+            let blocks = total.div_ceil(geometry.refcount_block_entries());
+            blocks.saturating_sub(layout.refcount_blocks)
+        };
+        let mut total = written;
+        while total < written + more_blocks(total) {
+            total = written + more_blocks(total);
+        }
+        let named = layout.refcount_table_clusters * geometry.table_entries_per_cluster();
+        let blocks = total.max(place_clusters);
+        let blocks = blocks.div_ceil(geometry.refcount_block_entries());
+        assert!(named >= blocks, "the table would move: {layout:?}");
+        total
+    }
+
+    /// Sizes around the points at which one more table or block is needed.
+    fn sizes(geometry: &Geometry) -> Vec<u64> {
+        let cluster = geometry.cluster_size_bytes();
+        let per_l2_table = cluster / geometry.l2_entry_size_bytes() * cluster;
+        let units = [
+            512,
+            cluster,
+            per_l2_table,
+            geometry.bytes_per_refcount_block(),
+            geometry.table_entries_per_cluster() * geometry.bytes_per_refcount_block(),
+        ];
+        let mut sizes = vec![0];
+        for unit in units {
+            for count in [1, 2, 3, 7, 64, 1000] {
+                let size: u64 = unit.saturating_mul(count);
+                sizes.extend([
+                    size.saturating_sub(512),
+                    size,
+                    size.saturating_add(512),
+                    size.saturating_add(3 * cluster),
+                ]);
+            }
+        }
+        sizes.retain(|size| *size <= 1 << 44);
+        sizes
+    }
+
+    #[test]
+    fn a_place_of_the_size_of_all_that_is_preallocated_is_never_too_small() {
+        let mut checked = 0;
+        for (bits, order) in (9..=21).flat_map(|bits| (0..=6).map(move |order| (bits, order))) {
+            for extended in [false, bits >= 14] {
+                let geometry = Geometry::new(3, bits, extended, order, false).expect("valid");
+                for (size, header_bytes) in sizes(&geometry)
+                    .into_iter()
+                    .flat_map(|size| [(size, 0), (size, 2_068_480)])
+                {
+                    let Some(full) = Layout::new(geometry, size, true, header_bytes) else {
+                        continue;
+                    };
+                    let place = full.total_clusters();
+                    let layout = Layout::new(geometry, size, false, header_bytes)
+                        .expect("smaller than the full one")
+                        .in_place_of(place << bits);
+                    let used = when_full(&layout, place);
+                    assert!(used <= place, "{used} of {place} clusters: {layout:?}");
+                    checked += 1;
+                }
+            }
+        }
+        assert!(checked > 10_000, "{checked}");
+    }
+
+    #[test]
+    fn the_table_in_a_large_place_stays_within_the_limit() {
+        let layout = layout(9, 6, 1 << 20, false).expect("within the limits");
+        let layout = layout.in_place_of(1 << 50);
+        let table_bytes = layout.refcount_table_clusters << 9;
+        assert_eq!(table_bytes, limits::MAX_REFCOUNT_TABLE_SIZE_BYTES);
+        assert!(layout.is_within_limits());
+        let default = super::tests::layout(16, 4, 1 << 30, false).expect("within the limits");
+        assert_eq!(
+            default.in_place_of(1 << 40),
+            Layout {
+                place_clusters: 1 << 24,
+                ..default
+            }
+        );
     }
 
     #[test]

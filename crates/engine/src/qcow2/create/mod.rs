@@ -124,6 +124,16 @@ impl CreateOptions {
         self.layout().map(|layout| layout.file_size_bytes())
     }
 
+    /// Bytes of the image file when all of the disk has been written: what a storage of fixed
+    /// length must have so that no write of the guest fails for want of room. Snapshots, bitmaps
+    /// and compressed clusters need more. It is what `measure` calls fully allocated.
+    ///
+    /// # Errors
+    /// As [`CreateOptions::validate`].
+    pub fn full_size_bytes(&self) -> Result<u64> {
+        self.layout().map(|layout| layout.full_size_bytes())
+    }
+
     fn layout(&self) -> Result<Layout> {
         if !matches!(self.version, 2 | 3) {
             let message = format!(
@@ -358,7 +368,10 @@ async fn create_on(
     options: &CreateOptions,
     before: Before,
 ) -> Result<()> {
-    let layout = options.layout()?;
+    let mut layout = options.layout()?;
+    if !storage.capabilities().growable {
+        layout = layout.in_place_of(storage.len_bytes()?);
+    }
     let luks = encrypted::new_volume(options).await?;
     let header = options.encoded_header(&layout, luks.as_ref())?;
     if data.is_some() != options.data_file.is_some() {

@@ -2,12 +2,19 @@
 
 use std::sync::Arc;
 
-use vellum_format::features::Incompatible;
+use vellum_format::features::{Compatible, Incompatible};
 use vellum_format::header::{Header, field};
 use vellum_io::{Buffer, Buffers, Result};
-use vellum_storage::WriteFlags;
+use vellum_storage::{Storage, WriteFlags};
 
 use crate::qcow2::image::Image;
+
+/// Writes the compatible features. The next flush makes that durable.
+pub(crate) async fn write_compatible(file: &dyn Storage, new: Compatible) -> Result<()> {
+    let bytes = Buffers::from_iter([Buffer::copy_of(&new.bits().to_be_bytes())]);
+    let at = field::COMPATIBLE_FEATURES as u64;
+    file.write(at, bytes, WriteFlags::default()).await.map(drop)
+}
 
 impl Image {
     /// The header as it is now.
@@ -48,6 +55,14 @@ impl Image {
             .await?;
         self.file.flush().await?;
         self.change_header(|header| header.incompatible = new);
+        Ok(())
+    }
+
+    /// Changes the compatible features. The next flush makes that durable.
+    pub(crate) async fn change_compatible(&self, new: Compatible) -> Result<()> {
+        let _one = self.header.lock_for_writing().await;
+        write_compatible(&*self.file, new).await?;
+        self.change_header(|header| header.compatible = new);
         Ok(())
     }
 

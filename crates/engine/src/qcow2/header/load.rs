@@ -1,10 +1,12 @@
-//! Reads the parts of an image that are read whole: header, snapshot table, bitmap
+//! Reads the parts of an image that are read whole: header, refcount table, snapshot table, bitmap
 //! directory.
 
 use std::sync::Arc;
 
 use vellum_format::bitmap::{BitmapDirectoryEntry, BitmapsExtension, decode_directory};
+use vellum_format::geometry::Geometry;
 use vellum_format::header::{Purpose, first_cluster_size_bytes};
+use vellum_format::refcount::RefcountTableEntry;
 use vellum_format::snapshot::{SNAPSHOT_HEADER_SIZE_BYTES, SnapshotEntry, decode_table};
 use vellum_format::{FormatError, FormatErrorKind, Header, limits};
 
@@ -40,6 +42,18 @@ pub(crate) async fn header(storage: &Arc<dyn Storage>, purpose: Purpose) -> Resu
         bytes = read_bytes(storage, 0, wanted).await.map_err(unread)?;
     }
     Header::decode_for(&bytes, purpose).map_err(|error| broken(&error))
+}
+
+/// Reads the entries of the refcount table.
+pub(crate) async fn refcount_table(
+    storage: &Arc<dyn Storage>,
+    header: &Header,
+    geometry: &Geometry,
+) -> Result<Vec<RefcountTableEntry>> {
+    let len_bytes = u64::from(header.refcount_table_clusters) * geometry.cluster_size_bytes();
+    let bytes = read_bytes(storage, header.refcount_table_offset.bytes(), len_bytes).await?;
+    let entries = (0..bytes.len() / 8).filter_map(|index| RefcountTableEntry::read(&bytes, index));
+    Ok(entries.collect())
 }
 
 /// The snapshot table.

@@ -34,7 +34,7 @@ impl Image {
             false => {
                 let clusters = self.geometry.clusters_for(entries * 8);
                 self.emit(Event::ClusterAlloc).await;
-                self.allocator.allocate_at_end(clusters).await?
+                self.allocator.allocate_run(clusters).await?
             }
         };
         let first = if has_room { old_entries } else { 0 };
@@ -108,6 +108,7 @@ impl Image {
                 start: HostCluster(old.start),
                 count: old.end - old.start,
                 reason: DropReason::Other,
+                freeable: 0,
             });
         }
     }

@@ -51,7 +51,7 @@ impl Image {
             self.count_table().await
         };
         let prepared = prepared.await;
-        self.free_unless(prepared.is_ok(), Some(allocation)).await;
+        self.free_unless(&prepared, Some(allocation)).await;
         prepared?;
         self.forget_slices(table);
         if old.is_none() {
@@ -71,6 +71,7 @@ impl Image {
                 start,
                 count: 1,
                 reason: DropReason::Other,
+                freeable: 0,
             });
         }
         Ok(())

@@ -134,6 +134,7 @@ impl Image {
             start: first,
             count,
             reason: DropReason::Shrunk,
+            freeable: 0,
         });
     }
 
@@ -143,6 +144,7 @@ impl Image {
             start: table.cluster(&self.geometry),
             count: 1,
             reason: DropReason::Shrunk,
+            freeable: 0,
         });
     }
 

@@ -46,6 +46,11 @@ impl Slices {
 }
 
 impl Image {
+    /// Whether L1 entry `index` leads anywhere.
+    pub(super) fn has_l1_entry(&self, index: u64) -> bool {
+        self.l1.get(index) != L1Entry::UNALLOCATED
+    }
+
     /// The hashes of the slices of the table that L1 entry `index` leads to; `None`: the entry
     /// is 0.
     pub(super) async fn slice_hashes(&self, index: u64) -> Result<Option<Vec<Hash>>> {

@@ -359,57 +359,84 @@ impl Content {
     }
 }
 
-/// Whether a tree has no hash for some leaves, by a quick look.
-async fn has_nothing(tree: &Tree, leaves: &Range<u64>) -> bool {
-    match tree.next_present(leaves.start / HASHES_PER_NODE).await {
-        Ok(Some(number)) => number * HASHES_PER_NODE >= leaves.end,
-        Ok(None) => true,
-        Err(_) => false,
+/// Up to which slice a tree is known to have no hashes, counted from the one that was asked for last.
+#[derive(Debug, Default)]
+struct Gap {
+    end: u64,
+}
+
+impl Gap {
+    /// Whether the tree has no hash for some slices, which lie behind those of the call before.
+    async fn holds(&mut self, tree: &Tree, slices: &Range<u64>) -> bool {
+        if slices.end > self.end {
+            let next = tree.next_present(slices.start / HASHES_PER_NODE).await;
+            self.end = match next {
+                Ok(Some(number)) => number * HASHES_PER_NODE,
+                Ok(None) => u64::MAX,
+                Err(_) => 0,
+            };
+        }
+        slices.end <= self.end
     }
 }
 
 /// Compares the L1 table and all L2 tables.
 async fn verify_mapping(image: &Arc<Image>, tree: &Tree, found: &mut Found) {
     let slices = Slices::of(image);
-    let tables = futures_util::stream::iter(0..slices.tables);
-    let reads = tables.map(|index| async move { (index, image.slice_hashes(index).await) });
+    let used = (0..slices.tables).filter(|index| image.has_l1_entry(*index));
+    let reads = futures_util::stream::iter(used);
+    let reads = reads.map(|index| async move { image.slice_hashes(index).await });
     let mut reads = reads.buffered(parallel_chunks());
-    // Where a damaged node was told of last.
-    let mut told = 0;
-    while let Some((index, now)) = reads.next().await {
+    let (mut gap, mut told) = (Gap::default(), 0);
+    for index in 0..slices.tables {
         let of_table = slices.of_table(index);
-        let (now, why) = match now {
-            Ok(now) => (now, None),
-            Err(error) => (None, Some(error.message().to_owned())),
+        let now = match image.has_l1_entry(index) {
+            true => reads.next().await.unwrap_or(Ok(None)),
+            false if gap.holds(tree, &of_table).await => continue,
+            false => Ok(None),
         };
-        if now.is_none() && why.is_none() && has_nothing(tree, &of_table).await {
+        told = verify_table(&slices, tree, (of_table, told), &now, found).await;
+    }
+}
+
+/// Compares the slices of a table, whose hashes are `now`, from the one on to which damage of the tree has been
+/// told. Returns to which one it has been told afterwards.
+async fn verify_table(
+    slices: &Slices,
+    tree: &Tree,
+    (of_table, mut told): (Range<u64>, u64),
+    now: &Result<Option<Vec<Hash>>>,
+    found: &mut Found,
+) -> u64 {
+    let first = of_table.start;
+    for slice in of_table.start.max(told)..of_table.end {
+        if slice < told {
             continue;
         }
-        for (place, slice) in of_table.enumerate() {
-            if slice < told {
+        let sealed = match tree.hashes(slice / HASHES_PER_NODE).await {
+            Ok(node) => hash_in(node.as_deref(), slice),
+            Err(bad) => {
+                told = bad.leaves.end;
+                let guest = slices.guest(&bad.leaves);
+                found.add(DifferenceKind::Seal, guest, &bad.why);
                 continue;
             }
-            let sealed = match tree.hashes(slice / HASHES_PER_NODE).await {
-                Ok(node) => hash_in(node.as_deref(), slice),
-                Err(bad) => {
-                    told = bad.leaves.end;
-                    let guest = slices.guest(&bad.leaves);
-                    found.add(DifferenceKind::Seal, guest, &bad.why);
-                    continue;
-                }
-            };
-            let now = now.as_ref().and_then(|now| now.get(place));
-            let agrees = now.copied().unwrap_or(NOTHING) == sealed && why.is_none();
-            if !agrees {
-                let reason = why.as_deref().unwrap_or("the tables differ");
-                found.add(
-                    DifferenceKind::Mapping,
-                    slices.guest(&(slice..slice + 1)),
-                    reason,
-                );
+        };
+        let why = match now {
+            Ok(now) => {
+                let now = now
+                    .as_ref()
+                    .and_then(|now| now.get((slice - first) as usize));
+                (now.copied().unwrap_or(NOTHING) != sealed).then_some("the tables differ")
             }
+            Err(error) => Some(error.message()),
+        };
+        if let Some(why) = why {
+            let guest = slices.guest(&(slice..slice + 1));
+            found.add(DifferenceKind::Mapping, guest, why);
         }
     }
+    told
 }
 
 #[cfg(test)]

@@ -224,26 +224,26 @@ impl Image {
     pub(super) async fn free_unused(&self, counts: &Counts, reason: DropReason) {
         let blocks = counts.blocks.iter();
         let freeing = blocks.filter(|block| counts.freeing.contains(&block.index));
+        // These are read below, so they must not be punched, or used again, before that.
+        let still_read = |block: &Block| block.old.cluster(&self.geometry).index();
+        let still_read: BTreeSet<u64> = freeing.clone().map(still_read).collect();
+        let mut late = Vec::new();
         let mut reads = stream::iter(freeing.map(|block| self.freed_in(*block)))
             .buffered(self.tables_at_once().div_ceil(2));
-        let mut run = 0..0;
         while let Some(freed) = reads.next().await {
-            for clusters in freed.unwrap_or_default() {
-                if clusters.start == run.end {
-                    run.end = clusters.end;
-                } else {
-                    self.free_run(run, reason).await;
-                    run = clusters;
+            for run in freed.unwrap_or_default() {
+                match still_read.range(run.clone()).next() {
+                    Some(_) => late.push(run),
+                    None => self.free_run(run, reason).await,
                 }
             }
         }
-        self.free_run(run, reason).await;
+        for run in late {
+            self.free_run(run, reason).await;
+        }
     }
 
     async fn free_run(&self, run: Range<u64>, reason: DropReason) {
-        if run.is_empty() {
-            return;
-        }
         let cluster_bytes = self.geometry.cluster_size_bytes();
         let bytes = run.start * cluster_bytes..run.end * cluster_bytes;
         self.compressed_reads.cache.forget(bytes);

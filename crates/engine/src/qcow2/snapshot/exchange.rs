@@ -167,6 +167,7 @@ impl Image {
                 start: HostCluster(clusters.start),
                 count: clusters.end - clusters.start,
                 reason: change.reason,
+                freeable: 0,
             })
             .await?;
         }

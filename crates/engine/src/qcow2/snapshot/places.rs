@@ -17,8 +17,8 @@ impl Image {
         if taken.clusters == count {
             return Ok(taken.start);
         }
-        self.free_unless(false, Some(taken)).await;
-        self.allocator.allocate_at_end(count).await
+        self.give_back(taken).await;
+        self.allocator.allocate_run(count).await
     }
 }
 

@@ -13,6 +13,7 @@ use vellum_io::range_lock::Mode;
 
 use super::plan;
 use super::zero::Outcome;
+use crate::qcow2::commit::room::RoomSearch;
 use crate::qcow2::commit::write_order::WriteOrder;
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::RunKind;
@@ -28,6 +29,7 @@ impl Image {
         let subcluster = self.geometry.subcluster_size_bytes();
         let end = (offset_bytes + len_bytes).next_multiple_of(subcluster);
         let mut at = offset_bytes - offset_bytes % subcluster;
+        let mut search = RoomSearch::default();
         loop {
             let end = end.min(self.size_bytes());
             if at >= end {
@@ -36,7 +38,13 @@ impl Image {
             // No piece ends within a cluster that goes on.
             let piece_end = self.geometry.cluster_start(at) + MAX_COPY_BYTES.max(cluster);
             let stop = end.min(piece_end);
-            at = self.copy_first_run(at..stop).await?;
+            let clusters = (stop - at).div_ceil(cluster);
+            self.free_before_growth(clusters).await;
+            match self.copy_first_run(at..stop).await {
+                Ok(end) => at = end,
+                Err(error) if self.make_room(&mut search, &error).await => {}
+                Err(error) => return Err(error),
+            }
         }
     }
 
@@ -78,7 +86,7 @@ impl Image {
             Ok(piece) => self.write_placed(&placed, piece).await.map(drop),
             Err(error) => Err(error),
         };
-        self.free_unless(written.is_ok(), placed.allocation).await;
+        self.free_unless(&written, placed.allocation).await;
         written?;
         self.link(&placed, WriteOrder::AfterBarrier).await?;
         Ok(placed.end)

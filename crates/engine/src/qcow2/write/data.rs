@@ -15,10 +15,12 @@ use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
 use vellum_io::{Buffer, Buffers, Result};
 use vellum_storage::{Event, WriteFlags};
 
+use super::failed::take_back;
 use super::plan::{self, Step, Target};
 use super::reflink::MIN_SHARED_BYTES;
 use crate::RequestFlags;
 use crate::qcow2::alloc::allocator::Allocation;
+use crate::qcow2::commit::room::RoomSearch;
 use crate::qcow2::commit::write_order::WriteOrder;
 use crate::qcow2::compressed::sequence::Ticket;
 use crate::qcow2::image::Image;
@@ -140,13 +142,22 @@ impl Image {
     ) -> Result<Written> {
         self.begin_change("write").await?;
         let mut at = offset_bytes;
+        let end = at + buffer.len() as u64;
         let mut rest = buffer;
         let mut done = Vec::new();
         let (mut commit, mut is_in_place) = (false, true);
+        let mut search = RoomSearch::default();
         while !rest.is_empty() {
             let held = self
                 .write_in_place(at, &mut rest, flags.fua, may_buffer, turn)
-                .await?;
+                .await;
+            let held = match held {
+                Ok(held) => held,
+                Err(error) => {
+                    self.try_again(&mut search, error, &rest, at..end).await?;
+                    continue;
+                }
+            };
             let piece = match held {
                 InPlace::Written {
                     piece,
@@ -168,9 +179,13 @@ impl Image {
                 InPlace::NeedsStep => {
                     (commit, is_in_place) = (commit || flags.fua, false);
                     // Boxed, as the commit is: a write in place would carry the room.
-                    match Box::pin(self.write_step(at, &mut rest, turn)).await? {
-                        Some(piece) => piece,
-                        None => continue,
+                    match Box::pin(self.write_step(at, &mut rest, turn)).await {
+                        Ok(Some(piece)) => piece,
+                        Ok(None) => continue,
+                        Err(error) => {
+                            self.try_again(&mut search, error, &rest, at..end).await?;
+                            continue;
+                        }
                     }
                 }
             };
@@ -238,10 +253,19 @@ impl Image {
             *turn = None;
         }
         self.emit(Event::WriteAio).await;
+        // Its place may be a hole, for which there is no room.
+        let (piece, loan) = match self.allocator.may_have_holes() {
+            true => {
+                let (piece, loan) = piece.lend();
+                (piece, Some(loan))
+            }
+            false => (piece, None),
+        };
         let buffers = Buffers::from_iter([piece]);
-        let written = self.write_data(at, host.bytes(), buffers, flags).await?;
+        let written = self.write_data(at, host.bytes(), buffers, flags).await;
+        let written = written.map(Buffer::join_all);
         Ok(InPlace::Written {
-            piece: Buffer::join_all(written),
+            piece: take_back(written, loan, rest)?,
             is_in_place,
             durable: flags.fua,
         })
@@ -262,6 +286,8 @@ impl Image {
             .min(table_end)
             .min(self.geometry.cluster_start(at) + most);
         self.let_buffered_go_first().await?;
+        let clusters = (end - at).div_ceil(self.geometry.cluster_size_bytes());
+        self.free_before_growth(clusters).await;
         let _exclusive = self.begin_mapping_change(at..end).await?;
         self.ensure_l2_table(GuestOffset(at)).await?;
         let mappings = self.mappings(at, end).await?;
@@ -277,16 +303,16 @@ impl Image {
             *turn = None;
         }
         let before = self.order_before_data(&placed).await;
-        self.free_unless(before.is_ok(), placed.allocation).await;
+        self.free_unless(&before, placed.allocation).await;
         let before = before?;
         // Rule 1: the data comes before the link, unless the guest sees no difference.
         let piece = if before.is_some() {
             None
         } else {
-            let piece = rest.split_to((placed.end - placed.start) as usize);
+            let (piece, loan) = rest.split_to((placed.end - placed.start) as usize).lend();
             let written = self.write_placed(&placed, piece).await;
-            self.free_unless(written.is_ok(), placed.allocation).await;
-            Some(written?)
+            self.free_unless(&written, placed.allocation).await;
+            Some(take_back(written, Some(loan), rest)?)
         };
         let order = before.unwrap_or(WriteOrder::AfterBarrier);
         self.link(&placed, order).await?;
@@ -372,17 +398,6 @@ impl Image {
         let len_bytes = allocation.clusters * self.geometry.cluster_size_bytes();
         let end = allocation.start.bytes() + len_bytes;
         Ok(allocation.reads_as_zeroes && end <= self.file.len_bytes()?)
-    }
-
-    /// Gives new clusters back for which something failed: nothing points at them. If
-    /// even that fails they are leaked.
-    pub(crate) async fn free_unless(&self, worked: bool, allocation: Option<Allocation>) {
-        if !worked && let Some(allocation) = allocation {
-            let start = allocation.start.cluster(&self.geometry);
-            self.unwritten
-                .forget(start.index()..start.index() + allocation.clusters);
-            drop(self.allocator.release(start, allocation.clusters).await);
-        }
     }
 
     /// The mappings of all clusters that `start..end` touches.

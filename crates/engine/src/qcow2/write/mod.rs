@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`copy_up`] | what shows through from the backing file becomes the image's own (copy-on-read, stream) |
 //! | [`data`] | in place, or step by step: allocate, write data and what is copied in one go, link |
+//! | [`failed`] | what becomes of a write that has failed, and of its clusters and bytes |
 //! | [`guest_data`] | guest data on its way to and from its place, encrypted or not |
 //! | [`guest_memory`] | in place, straight from a guest's memory |
 //! | [`plan`] | old mapping and request to steps, COW ranges and the new mapping; pure functions |
@@ -17,6 +18,7 @@
 
 pub(crate) mod copy_up;
 pub(crate) mod data;
+pub(crate) mod failed;
 pub(crate) mod guest_data;
 pub(crate) mod guest_memory;
 pub(crate) mod plan;

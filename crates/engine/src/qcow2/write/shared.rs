@@ -12,6 +12,7 @@ use vellum_io::{Error, ErrorKind, Result};
 
 use super::data::{MAX_STEP_CLUSTERS, PlacedStep};
 use super::plan;
+use crate::qcow2::commit::room::RoomSearch;
 use crate::qcow2::commit::write_order::WriteOrder;
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::RunKind;
@@ -31,10 +32,15 @@ impl Image {
         }
         self.begin_change("write").await?;
         let mut at = offset_bytes;
+        let mut search = RoomSearch::default();
         while source.len_bytes > 0 {
             let written_bytes = match self.share_in_place(at, &source).await? {
                 Some(written_bytes) => written_bytes,
-                None => self.share_to_new_place(at, &source).await?,
+                None => match self.share_to_new_place(at, &source).await {
+                    Ok(written_bytes) => written_bytes,
+                    Err(error) if self.make_room(&mut search, &error).await => continue,
+                    Err(error) => return Err(error),
+                },
             };
             at += written_bytes;
             source.offset_bytes += written_bytes;
@@ -77,7 +83,7 @@ impl Image {
         let after = self.end_of_data_before(self.geometry.cluster_start(at));
         let placed = self.place_step(&step, mappings, at..end, after).await?;
         let shared = self.share_placed(&placed, source).await;
-        self.free_unless(shared.is_ok(), placed.allocation).await;
+        self.free_unless(&shared, placed.allocation).await;
         shared?;
         self.link(&placed, WriteOrder::AfterBarrier).await?;
         self.end_mapping_change(&(placed.start..placed.end)).await?;

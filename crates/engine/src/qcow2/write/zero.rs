@@ -14,6 +14,7 @@ use vellum_storage::ZeroFlags;
 
 use super::plan::touched_bits;
 use crate::ZeroRequest;
+use crate::qcow2::commit::room::RoomSearch;
 use crate::qcow2::commit::write_order::{DropReason, WriteOrder};
 use crate::qcow2::image::Image;
 use vellum_io::range_lock::Mode;
@@ -45,7 +46,7 @@ impl Image {
             len_bytes,
             self.geometry.subcluster_size_bytes(),
         ) {
-            self.zero_piece(piece, may_unmap, request.no_fallback)
+            self.zero_piece_with_room(piece, may_unmap, request.no_fallback)
                 .await?;
         }
         if request.fua {
@@ -55,6 +56,22 @@ impl Image {
             self.commit().await?;
         }
         Ok(())
+    }
+
+    async fn zero_piece_with_room(
+        self: &Arc<Self>,
+        piece: Range<u64>,
+        may_unmap: bool,
+        no_fallback: bool,
+    ) -> Result<()> {
+        let mut search = RoomSearch::default();
+        loop {
+            let zeroed = self.zero_piece(piece.clone(), may_unmap, no_fallback).await;
+            match zeroed {
+                Err(error) if self.make_room(&mut search, &error).await => {}
+                done => return done,
+            }
+        }
     }
 
     async fn zero_piece(
@@ -242,11 +259,27 @@ impl Image {
             // As in QEMU all of a discard is dirty, also what it leaves alone.
             return self.mark_dirty(asked).await;
         }
+        let mut search = RoomSearch::default();
+        loop {
+            let discarded = self.discard_whole(asked.clone(), start..end).await;
+            match discarded {
+                Err(error) if self.make_room(&mut search, &error).await => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// Discards the whole clusters of a range that was asked for.
+    async fn discard_whole(
+        self: &Arc<Self>,
+        asked: Range<u64>,
+        clusters: Range<u64>,
+    ) -> Result<()> {
         let _exclusive = self.lock_clusters(asked.clone(), Mode::Exclusive).await?;
         self.mark_dirty(asked).await?;
-        self.write_back_beside(start..end).await?;
-        self.discard_clusters(start..end).await?;
-        self.discard_replaced(&(start..end));
+        self.write_back_beside(clusters.clone()).await?;
+        self.discard_clusters(clusters.clone()).await?;
+        self.discard_replaced(&clusters);
         Ok(())
     }
 

@@ -98,7 +98,7 @@ impl Image {
         let allocation = self.allocate_for_data(members.len() as u64, after).await?;
         members.truncate(allocation.clusters as usize);
         let written = self.write_members(&members, allocation.start).await;
-        self.free_unless(written.is_ok(), Some(allocation)).await;
+        self.free_unless(&written, Some(allocation)).await;
         written?;
         let mut outcome = Ok(());
         for (index, member) in members.iter().enumerate() {
@@ -106,7 +106,7 @@ impl Image {
             if outcome.is_ok() {
                 outcome = self.link_member(member, place).await;
             } else {
-                self.free_unless(false, Some(place)).await;
+                self.free_unless(&outcome, Some(place)).await;
             }
         }
         outcome

@@ -16,6 +16,7 @@ use vellum_storage::{Event, WriteFlags};
 
 use super::buffer::{Buffered, Place};
 use crate::qcow2::commit::coalesce::Leader;
+use crate::qcow2::commit::room::RoomSearch;
 use crate::qcow2::commit::write_order::WriteOrder;
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::{MappingRun, RunKind};
@@ -284,7 +285,7 @@ impl Image {
             let placed = self.place_step(&step, vec![mapping], start..end, after);
             let placed = placed.await?;
             let written = self.write_step_content(&placed).await;
-            self.free_unless(written.is_ok(), placed.allocation).await;
+            self.free_unless(&written, placed.allocation).await;
             written?;
             self.link(&placed, WriteOrder::AfterBarrier).await?;
             let inside = placed.fill_start - cluster..placed.fill_end - cluster;
@@ -366,9 +367,6 @@ struct BackgroundWriteback {
 impl BackgroundWriteback {
     async fn run(mut self) {
         if let Err(error) = self.write_back().await {
-            if error.kind() == ErrorKind::NoSpace {
-                self.image.write_buffer.room_below.note_full();
-            }
             self.result = Err(self.image.mark_corrupt(error).await);
         } else {
             self.result = Ok(());
@@ -381,6 +379,19 @@ impl BackgroundWriteback {
     }
 
     async fn write_back(&self) -> Result<()> {
+        let mut search = RoomSearch::default();
+        loop {
+            self.image
+                .free_before_growth(self.clusters.len() as u64)
+                .await;
+            match self.write_back_once().await {
+                Err(error) if self.image.make_room(&mut search, &error).await => {}
+                written => return written,
+            }
+        }
+    }
+
+    async fn write_back_once(&self) -> Result<()> {
         if self.clusters.len() > 1 {
             self.image.write_back_batch(&self.clusters).await?;
         }

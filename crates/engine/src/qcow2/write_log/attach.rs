@@ -84,8 +84,8 @@ impl WriteLogOptions {
     }
 
     /// How long the log is, in bytes: a multiple of 4096 between [`Self::MIN_LEN_BYTES`] and
-    /// [`Self::MAX_LEN_BYTES`]; in the image whole clusters. Default: as long as the file is, or 256
-    /// MiB; in the image 64 MiB.
+    /// [`Self::MAX_LEN_BYTES`]; in the image whole clusters. Default: as long as the log that the
+    /// file holds, or 256 MiB, or the length of a shorter block device; in the image 64 MiB.
     /// Unless it is given, the data cache gets a quarter of that.
     #[must_use]
     pub fn len_bytes(mut self, len_bytes: u64) -> Self {
@@ -310,6 +310,16 @@ pub(super) fn check_len(len_bytes: u64, name: &str) -> Result<()> {
     Err(refuse(ErrorKind::InvalidArgument, name, message))
 }
 
+/// The length of a new log that the user gives none for: what fits into a storage of fixed length,
+/// such as a block device.
+fn default_len_bytes(file: &Arc<dyn Storage>) -> Result<u64> {
+    if file.capabilities().growable {
+        return Ok(DEFAULT_LEN_BYTES);
+    }
+    let whole_blocks = file.len_bytes()? / BLOCK_BYTES * BLOCK_BYTES;
+    Ok(whole_blocks.min(DEFAULT_LEN_BYTES))
+}
+
 /// Takes a log in a file into use.
 async fn attach_file(
     image: &Arc<Image>,
@@ -325,10 +335,10 @@ async fn attach_file(
     }
     batches_of(image, file)?;
     let old = claimable(image, file).await?;
-    let len_bytes = options
-        .len_bytes
-        .or(old.map(|old| old.len_bytes))
-        .unwrap_or(DEFAULT_LEN_BYTES);
+    let len_bytes = match options.len_bytes.or(old.map(|old| old.len_bytes)) {
+        Some(len_bytes) => len_bytes,
+        None => default_len_bytes(file)?,
+    };
     check_len(len_bytes, file.name())?;
     let written = old.map_or(0, |old| old.len_bytes).min(file.len_bytes()?);
     let prepared = preallocate(file, written, len_bytes).await;

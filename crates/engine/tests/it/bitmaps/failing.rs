@@ -38,7 +38,9 @@ async fn second_write(operation: Operation, pass: usize, errno: i32) -> bool {
     let second = start(128 * KIB).await.is_ok();
     let closed = image.close().await.is_ok();
     drop(image);
-    expect_sound(file.clone(), !closed || !first).await;
+    // A table that could not be written leaks what it would have led to, also if that was tried again.
+    let may_leak = !closed || !first || operation == Operation::Write;
+    expect_sound(file.clone(), may_leak).await;
     let image = open_image(file).await;
     for name in ["one", "two"] {
         let dirty = ranges(&image, name).await;

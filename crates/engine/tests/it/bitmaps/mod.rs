@@ -3,6 +3,7 @@
 
 mod failing;
 mod random;
+mod resized;
 
 use std::ops::Range;
 use std::path::Path;

@@ -175,12 +175,12 @@ pub(super) fn not_found() -> Body {
 
 /// The answer to an open.
 pub(super) fn opened() -> Body {
-    proto::opened(OPEN_KEEP_CACHE)
+    proto::opened(0, OPEN_KEEP_CACHE)
 }
 
 /// The answer to an open of a directory.
 pub(super) fn opened_directory() -> Body {
-    proto::opened(OPEN_KEEP_CACHE | OPEN_CACHE_DIRECTORY)
+    proto::opened(0, OPEN_KEEP_CACHE | OPEN_CACHE_DIRECTORY)
 }
 
 /// The names of a directory that fit in an answer.

@@ -91,6 +91,7 @@ impl TreeExport {
             &mountpoint,
             &options.source,
             options.allow_other,
+            true,
         )?;
         let (mount, kernel, _) = mounted;
         serve::greet(&kernel)?;
@@ -117,7 +118,7 @@ impl TreeExport {
                 export.shared.running.fetch_sub(1, Ordering::SeqCst);
                 // Fewer do as well.
                 if number == 0 {
-                    return Err(Error::from_io("mount", &error));
+                    return Err(Error::no_thread(&error));
                 }
                 break;
             }

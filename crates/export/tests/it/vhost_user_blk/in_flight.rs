@@ -7,7 +7,7 @@ use vellum_io::lane::block_on;
 use vhost::VhostBackend;
 
 use super::guest::{DATA_AT, Guest, NEXT, Queue, header};
-use super::{DISK_BYTES, Seen, Server, disk, writable};
+use super::{DISK_BYTES, Options, Seen, Server, disk, writable};
 
 #[test]
 fn what_a_dead_server_had_begun_is_done_by_the_next_in_its_order() {
@@ -158,4 +158,93 @@ fn what_a_shrink_has_cut_off_does_not_come_back_with_the_next_server() {
     }
     let held = killed.go_on();
     assert_eq!((held[0], held[512], held[DISK_BYTES - 1]), (8, 9, 0));
+}
+
+/// The client frees the memory for requests in flight once the rings have stopped, as at a reset of the
+/// device: a kill after that finds no log, though the guest goes on.
+#[test]
+fn a_device_that_is_reset_or_left_has_flushed_what_it_acknowledged() {
+    let (device, _storage) = disk();
+    let seen = Arc::new(Seen::around(device));
+    let server = Server::start(seen.clone(), writable());
+    let mut guest = Guest::boot(&server.socket(), 2, 0);
+    let before = seen.flushes();
+    for queue in &mut guest.queues {
+        assert_eq!(queue.write_disk(0, &[1; 512]), 0);
+    }
+    guest.client.get_vring_base(0).expect("stopped");
+    assert_eq!(seen.flushes(), before, "the other queue runs");
+    guest.client.get_vring_base(1).expect("stopped");
+    assert_eq!(seen.flushes(), before + 1, "the last ring has stopped");
+
+    for index in 0..2 {
+        guest.start_queue(index);
+    }
+    assert_eq!(guest.queues[0].write_disk(0, &[2; 512]), 0);
+    guest.client.reset_owner().expect("reset");
+    assert!(guest.config(0, 8).len() == 8, "the reset is over");
+    assert_eq!(seen.flushes(), before + 2, "the owner was reset");
+
+    guest.reconnect_after_hanging_up(&server.socket());
+    assert_eq!(guest.queues[0].write_disk(0, &[3; 512]), 0);
+    let before = seen.flushes();
+    guest.in_flight = None;
+    guest.start();
+    assert!(seen.flushes() > before, "the memory was replaced");
+}
+
+/// Without memory for requests in flight there is no log.
+#[test]
+fn a_client_without_memory_for_requests_in_flight_has_its_writes_flushed_when_it_leaves() {
+    let (device, _storage) = disk();
+    let seen = Arc::new(Seen::around(device));
+    let mut server = Server::start(seen.clone(), writable());
+    let mut guest = Guest::connect(&server.socket());
+    guest.agree(0);
+    guest.queues = vec![Queue::new(&guest.memory, 0, true)];
+    let region = guest.memory.region();
+    guest.client.set_mem_table(&[region]).expect("memory");
+    guest.start_queue(0);
+    assert_eq!(guest.queues[0].write_disk(0, &[1; 512]), 0);
+    assert_eq!(seen.flushes(), 0);
+    guest.client.get_vring_base(0).expect("stopped");
+    assert_eq!(seen.flushes(), 1);
+    guest.start_queue(0);
+    assert_eq!(guest.queues[0].write_disk(0, &[2; 512]), 0);
+    drop(guest);
+    server.end();
+    assert_eq!(seen.flushes(), 2);
+}
+
+/// As the memory is that a server of a raw file makes, or one that writes through.
+#[test]
+fn writes_go_through_where_the_memory_of_the_client_has_no_log() {
+    let (device, _storage) = disk();
+    let through = Options {
+        write_through: true,
+        ..writable()
+    };
+    let mut first = Server::start(device.clone(), through);
+    let mut guest = Guest::boot(&first.socket(), 1, 0);
+    first.end();
+    let seen = Arc::new(Seen::around(device));
+    let second = Server::start(seen.clone(), writable());
+    guest.reconnect(&second.socket());
+    let queue = &mut guest.queues[0];
+    assert_eq!(queue.write_disk(0, &[1; 512]), 0);
+    assert_eq!(seen.durable_writes(), 1);
+    assert_eq!(queue.ranges(13, &[(0, 8, 0)]), 0);
+    assert_eq!(seen.durable_writes(), 2);
+    let lines = second.lines();
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.contains("has no room for unflushed writes")),
+        "{lines:?}"
+    );
+    // Memory of this server has logs.
+    guest.in_flight = None;
+    guest.start();
+    assert_eq!(guest.queues[0].write_disk(0, &[2; 512]), 0);
+    assert_eq!(seen.durable_writes(), 2);
 }

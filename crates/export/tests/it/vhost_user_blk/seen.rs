@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use vellum::{BlockDevice, Buffer, Io, RequestFlags, delegate};
+use vellum::{BlockDevice, Buffer, Io, RequestFlags, ZeroRequest, delegate};
 use vellum_io::lane;
 
 use super::guest::PATIENCE;
@@ -14,6 +14,7 @@ pub struct Seen {
     device: Arc<dyn BlockDevice>,
     writes: AtomicUsize,
     durable: AtomicUsize,
+    flushes: AtomicUsize,
     stalls: Arc<AtomicBool>,
     /// Flushes stall, too.
     is_dead: AtomicBool,
@@ -25,6 +26,7 @@ impl Seen {
             device,
             writes: AtomicUsize::new(0),
             durable: AtomicUsize::new(0),
+            flushes: AtomicUsize::new(0),
             stalls: Arc::default(),
             is_dead: AtomicBool::new(false),
         }
@@ -38,6 +40,10 @@ impl Seen {
 
     pub fn durable_writes(&self) -> usize {
         self.durable.load(Ordering::SeqCst)
+    }
+
+    pub fn flushes(&self) -> usize {
+        self.flushes.load(Ordering::SeqCst)
     }
 
     pub fn writes(&self) -> usize {
@@ -75,7 +81,7 @@ impl Seen {
 }
 
 impl BlockDevice for Seen {
-    delegate!(device: info, size_bytes, read, write_zeroes, discard, block_status, truncate, close);
+    delegate!(device: info, size_bytes, read, discard, block_status, truncate, close);
 
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
         self.writes.fetch_add(1, Ordering::SeqCst);
@@ -88,7 +94,14 @@ impl BlockDevice for Seen {
         self.wait_and(buffer)
     }
 
+    fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
+        self.durable
+            .fetch_add(usize::from(request.fua), Ordering::SeqCst);
+        self.device.write_zeroes(offset_bytes, len_bytes, request)
+    }
+
     fn flush(&self) -> Io<()> {
+        self.flushes.fetch_add(1, Ordering::SeqCst);
         match self.is_dead.load(Ordering::SeqCst) {
             true => self.wait_and(()),
             false => self.device.flush(),

@@ -1,5 +1,6 @@
 use futures_util::FutureExt;
 use proptest::prelude::*;
+use sha1::{Digest, Sha1};
 use vellum_storage::mem::MemStorage;
 
 use super::tar::tests::header;
@@ -120,7 +121,11 @@ fn long_names_and_sizes_come_from_extensions() {
 #[test]
 fn what_a_manifest_says_is_checked() {
     let sum = "3f786850e387550fdab836ed7e6dc881de23001b"; // "a\n"
-    let manifest = format!("SHA1(d)= {sum}\n");
+    let of_descriptor: String = Sha1::digest(ovf(&["d"]))
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let manifest = format!("SHA1(d)= {sum}\nSHA1(m.ovf)= {of_descriptor}\n");
     let of = |manifest: &str, disk: &[u8]| {
         let bytes = archive(&[
             ("m.ovf", &ovf(&["d"])),
@@ -143,14 +148,69 @@ fn what_a_manifest_says_is_checked() {
     let twice = of(&format!("{manifest}{manifest}"), b"a\n");
     assert_eq!(
         twice.messages,
-        ["ERROR line 2 of the manifest cannot be read"]
+        [
+            "ERROR line 3 of the manifest cannot be read",
+            "ERROR line 4 of the manifest cannot be read"
+        ]
     );
+    let missing = of(&format!("SHA1(m.ovf)= {of_descriptor}\n"), b"a\n");
+    assert_eq!(missing.messages, ["ERROR the manifest has no sum of 'd'"]);
     let without = block_on(open(archive(&[("m.ovf", &ovf(&["d"]))])).unwrap().check()).unwrap();
     assert_eq!(
         without.corruptions, 1,
         "the descriptor names what is not there"
     );
     assert_eq!(without.messages.len(), 2);
+}
+
+/// A manifest that is there and does not tell is no reason to take a disk for whole.
+#[test]
+fn a_disk_that_no_sum_vouches_for_is_not_verified() {
+    let sum = "3f786850e387550fdab836ed7e6dc881de23001b"; // "a\n"
+    let verify = |name: &str, manifest: &str| {
+        let bytes = archive(&[
+            ("m.ovf", &ovf(&["d"])),
+            (name, manifest.as_bytes()),
+            ("d", b"a\n"),
+        ]);
+        let package = open(bytes).unwrap();
+        block_on(package.storage(None).unwrap().verify())
+    };
+    let good = format!("SHA1(d)= {sum}\n");
+    verify("m.mf", &good).unwrap();
+    verify("notes", "none").unwrap();
+    for (name, manifest, why) in [
+        ("m.mf", String::new(), "no sum of 'd'"),
+        ("m.mf", format!("MD7(d)= {sum}\n"), "line 1"),
+        ("m.mf", good.replace("SHA1(d)", "SHA1(e)"), "no sum of 'd'"),
+        (
+            "m.mf",
+            format!("{good}SHA1(d)= {}\n", sum.replace('3', "4")),
+            "line 2",
+        ),
+        ("other.mf", good.clone(), "'other.mf' is not called"),
+        ("m.MF", good.clone(), "'m.MF' is not called"),
+    ] {
+        let error = verify(name, &manifest).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidImage, "{name} {manifest}");
+        assert!(error.message().contains(why), "{error}");
+    }
+}
+
+#[test]
+fn references_are_uris() {
+    let members = |member| {
+        open(archive(&[
+            ("m.ovf", &ovf(&["a%20b%C3%A4"])),
+            (member, b"1"),
+        ]))
+    };
+    for member in ["a bä", "a%20b%C3%A4"] {
+        let package = members(member).unwrap();
+        assert_eq!(package.storage(None).unwrap().member().name, member);
+    }
+    assert!(percent_decoded("a%2").is_none() && percent_decoded("a%+1").is_none());
+    assert!(percent_decoded("%ff").is_none());
 }
 
 #[test]

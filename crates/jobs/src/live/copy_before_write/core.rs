@@ -462,7 +462,49 @@ impl Core {
     }
 }
 
+/// Zeroes to be hashed.
+const ZEROES: [u8; 4096] = [0; 4096];
+
+/// A part of a piece, inside one grain.
+pub(super) struct Part<'a> {
+    pub(super) end_bytes: u64,
+    len_bytes: usize,
+    data: Option<&'a [u8]>,
+}
+
+impl Part<'_> {
+    /// Adds the bytes to a hash.
+    pub(super) fn add_to(&self, hasher: &mut blake3::Hasher) {
+        let Some(data) = self.data else {
+            let mut left = self.len_bytes;
+            while left > 0 {
+                let len = left.min(ZEROES.len());
+                hasher.update(&ZEROES[..len]);
+                left -= len;
+            }
+            return;
+        };
+        hasher.update(data);
+    }
+}
+
 impl Piece {
+    /// Cuts the piece at the ends of grains.
+    pub(super) fn parts(&self, grain_bytes: u64) -> impl Iterator<Item = Part<'_>> {
+        let end = self.at + self.len_bytes;
+        let mut next = self.at;
+        std::iter::from_fn(move || {
+            let start = next;
+            next = end.min((start / grain_bytes + 1) * grain_bytes);
+            let inside = (start - self.at) as usize..(next - self.at) as usize;
+            (start < end).then(|| Part {
+                end_bytes: next,
+                len_bytes: inside.len(),
+                data: self.data.as_ref().map(|data| &data[inside]),
+            })
+        })
+    }
+
     /// Writes the piece to a device that holds zeroes where nothing was written.
     pub(super) async fn put(&self, device: &dyn BlockDevice) -> Result<()> {
         match &self.data {

@@ -10,21 +10,28 @@
 //!   do. So each grain of which the target lacks something is one of the three.
 //! - Of the fleece no more is used than its bound, but for what a failed copy gives back.
 //! - What a grain that is given back held is discarded before another change could use its room.
+//! - What is read back from the fleece is compared with its hash: changes do not wait for a sync of the fleece, so its
+//!   disk may lose what was written there.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use vellum::{BlockDevice, Result};
+use parking_lot::Mutex;
+use vellum::{BlockDevice, Error, ErrorKind, Result};
 
 use super::core::{Broken, CopyGuard, Core, Piece, first};
 use super::{FleeceOptions, WhenFull};
-use crate::copy::CopyError;
+use crate::copy::{CopyError, Step};
 
 #[derive(Debug)]
 pub(super) struct Fleece {
     device: Arc<dyn BlockDevice>,
     max_grains: u64,
     when_full: WhenFull,
+    grain_bytes: u64,
+    /// Of the grains that are kept, or sent and not yet discarded.
+    hashes: Mutex<HashMap<u64, blake3::Hash>>,
 }
 
 /// What is sent next.
@@ -44,6 +51,8 @@ impl Fleece {
             device: options.device,
             max_grains: options.max_bytes / grain_bytes,
             when_full: options.when_full,
+            grain_bytes,
+            hashes: Mutex::default(),
         }
     }
 
@@ -65,7 +74,7 @@ impl Fleece {
             return false;
         }
         let kept = match core.read_all(&*core.view, core.bytes(grains)).await {
-            Ok(pieces) => self.put(&pieces).await.is_ok(),
+            Ok(pieces) => self.put(&pieces, grains).await.is_ok(),
             // Whoever copies it straight to the target tells of it.
             Err(_) => false,
         };
@@ -85,15 +94,64 @@ impl Fleece {
         kept
     }
 
-    async fn put(&self, pieces: &[Piece]) -> Result<()> {
+    /// Writes all bytes of some grains to the fleece, and notes their hashes.
+    async fn put(&self, pieces: &[Piece], grains: &Range<u64>) -> Result<()> {
         for piece in pieces {
             piece.put(&*self.device).await?;
         }
+        let hashes = self.hashes_of(pieces);
+        self.hashes.lock().extend(grains.clone().zip(hashes));
         Ok(())
+    }
+
+    /// The hashes of the grains that some pieces are of, which begin and end with a grain.
+    fn hashes_of(&self, pieces: &[Piece]) -> Vec<blake3::Hash> {
+        let mut hashes = Vec::new();
+        let mut hasher = blake3::Hasher::new();
+        for part in pieces
+            .iter()
+            .flat_map(|piece| piece.parts(self.grain_bytes))
+        {
+            part.add_to(&mut hasher);
+            if part.end_bytes.is_multiple_of(self.grain_bytes) {
+                hashes.push(hasher.finalize());
+                hasher.reset();
+            }
+        }
+        if hasher.count() > 0 {
+            // The last grain of the device is shorter.
+            hashes.push(hasher.finalize());
+        }
+        hashes
+    }
+
+    /// Fails if the fleece gives other bytes than were put there.
+    fn compare(&self, pieces: &[Piece], grains: &Range<u64>) -> Result<(), CopyError> {
+        let found = self.hashes_of(pieces);
+        let noted = self.hashes.lock();
+        let mut both = grains.clone().zip(&found);
+        match both.find(|(grain, hash)| noted.get(grain) != Some(*hash)) {
+            None => Ok(()),
+            Some((grain, _)) => {
+                let message = "the file where old bytes wait has lost some of them; look at the disk that it lies on \
+                               (x-vellum-fleecing names another folder), and begin the backup again";
+                Err(CopyError {
+                    step: Step::Read,
+                    offset_bytes: grain * self.grain_bytes,
+                    cause: Error::new(ErrorKind::Io, "read", message),
+                })
+            }
+        }
     }
 
     /// Gives the room of some grains back.
     async fn discard(&self, core: &Core, grains: &Range<u64>) {
+        {
+            let mut hashes = self.hashes.lock();
+            for grain in grains.clone() {
+                hashes.remove(&grain);
+            }
+        }
         let range = core.bytes(grains);
         // Nothing is kept there a second time, so what stays takes only room on the host.
         let _ = self
@@ -155,7 +213,7 @@ impl Fleece {
             core.discard_copied(&range).await;
         }
         // The source may show something else by now: what is in memory is all that there is.
-        let lost = sent.is_err() && self.put(&pieces).await.is_err();
+        let lost = sent.is_err() && self.put(&pieces, &grains).await.is_err();
         if lost {
             core.give_up(Broken::Copy);
         }
@@ -176,7 +234,13 @@ impl Fleece {
     async fn send_kept(&self, core: &Core, grains: Range<u64>) -> Result<(), CopyError> {
         let range = core.bytes(&grains);
         let sent = match core.read_all(&*self.device, range.clone()).await {
-            Ok(pieces) => self.write(core, &pieces).await,
+            Ok(pieces) => match self.compare(&pieces, &grains) {
+                Ok(()) => self.write(core, &pieces).await,
+                Err(error) => {
+                    core.give_up(Broken::Copy);
+                    Err(error)
+                }
+            },
             Err(error) => Err(error),
         };
         if sent.is_ok() {

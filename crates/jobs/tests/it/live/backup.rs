@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use vellum::nodes::Link;
 use vellum::qcow2::Backing;
 use vellum::{
-    BlockDevice, Buffer, ErrorKind, Io, Raw, RawOptions, RequestFlags, ZeroRequest, delegate,
+    BlockDevice, Buffer, ErrorKind, Extent, Io, Raw, RawOptions, RequestFlags, ZeroRequest,
+    delegate,
 };
 use vellum_io::lane::{block_on, sleep, yield_now};
 use vellum_io::spawn;
@@ -388,6 +389,57 @@ fn a_target_that_fails_for_a_while_costs_neither_guests_nor_the_backup() {
         assert_eq!(copied.expect("a backup"), CopyOutcome::All);
         assert!(content(&held).await.iter().all(|byte| *byte == 1));
         assert!(content(&source).await.iter().all(|byte| *byte == 2));
+    });
+}
+
+/// A fleece whose disk loses what was written last, without an error at the write.
+#[derive(Debug)]
+struct Losing {
+    device: Arc<dyn BlockDevice>,
+    zeroes: Arc<dyn BlockDevice>,
+}
+
+impl BlockDevice for Losing {
+    delegate!(
+        device: info, size_bytes, write, write_zeroes, flush, truncate, close, backing, discard,
+    );
+    fn read(&self, at: u64, buffer: Buffer) -> Io<Buffer> {
+        self.zeroes.read(at, buffer)
+    }
+    fn block_status(&self, at: u64, len_bytes: u64, max_runs: u32) -> Io<Extent> {
+        self.zeroes.block_status(at, len_bytes, max_runs)
+    }
+}
+
+#[test]
+fn bytes_that_the_fleece_has_lost_end_the_backup() {
+    block_on(async {
+        let (source, target) = (disk_of(1).await, disk_of(9).await);
+        let honest = fleece(2).await;
+        let losing = FleeceOptions {
+            device: Arc::new(Losing {
+                device: honest.device.clone(),
+                zeroes: disk_of(0).await,
+            }),
+            ..honest
+        };
+        let options = CopyBeforeWriteOptions {
+            fleece: Some(losing),
+            ..CopyBeforeWriteOptions::new(GRAIN_BYTES, DirtyMap::new(SIZE_BYTES))
+        };
+        let filter = CopyBeforeWrite::new(source.clone(), target.clone(), options);
+        fill(&*filter, 2).await;
+        let backup = LiveBackup {
+            source,
+            filter,
+            parallel: 4,
+        };
+        let control = JobControl::new();
+        let copied = backup.run(&control, &mut Silent, SIZE_BYTES).await;
+        let error = copied.expect_err("lost bytes").cause;
+        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+        // Nothing wrong was written.
+        assert!(content(&target).await.iter().all(|byte| *byte == 9));
     });
 }
 

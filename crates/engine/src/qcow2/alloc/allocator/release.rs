@@ -57,9 +57,8 @@ impl Allocator {
         if !beyond.is_empty() {
             state.note_used_beyond(beyond);
         }
-        if let Some(forgotten) = state.free.insert(clusters) {
-            state.scan.look_again(forgotten);
-        }
+        state.insert_free(clusters);
+        state.room.note_change();
     }
 }
 

@@ -143,11 +143,12 @@ fn a_counted_cluster_is_counted_on_disk_and_inside_the_file() {
                 }
             }
             turn().await;
-            if round % 7 == 0 {
+            // Fewer clusters than are counted ahead are handed out between two commits.
+            if round % 2 == 0 {
                 commit(&allocator).await;
             }
         }
-        assert!(durable > 2800, "{durable} of 3000");
+        assert!(durable > 2500, "{durable} of 3000");
         assert!(
             zeroes > 2900,
             "all but old refcount tables: {zeroes} of 3000"

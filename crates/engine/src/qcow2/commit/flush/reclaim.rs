@@ -12,7 +12,7 @@ use crate::qcow2::image::Image;
 
 impl Image {
     /// Gives back clusters that are dropped on disk and that no request reads.
-    pub(super) async fn reclaim(&self) -> Result<()> {
+    pub(in crate::qcow2::commit) async fn reclaim(&self) -> Result<()> {
         // Rule 5: these are dropped on disk, and no request reads them.
         // The second round serves what only waited for the readers' turn.
         for _ in 0..2 {
@@ -59,7 +59,10 @@ impl Image {
         let start = dropped.start.index() * cluster_bytes;
         let end = start + dropped.count * cluster_bytes;
         self.compressed_reads.cache.forget(start..end);
-        match self.allocator.release(dropped.start, dropped.count).await {
+        let released = self.allocator.release(dropped.start, dropped.count).await;
+        self.allocator
+            .note_pending_frees(-(dropped.freeable as i64));
+        match released {
             Ok(()) => Ok(()),
             Err(error) => Err(self.mark_corrupt(error).await),
         }

@@ -33,6 +33,7 @@ impl Clusters {
             start: HostCluster(old as u64),
             count: 1,
             reason: DropReason::Replaced,
+            freeable: 0,
         });
     }
 

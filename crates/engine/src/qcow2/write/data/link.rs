@@ -23,8 +23,9 @@ impl Image {
                 let unused = placed
                     .allocation
                     .map(|new| new.skip(index as u64, &self.geometry));
-                self.free_unless(false, unused).await;
-                return Err(error);
+                let failed = Err(error);
+                self.free_unless(&failed, unused).await;
+                return failed;
             }
         }
         Ok(())
@@ -105,11 +106,24 @@ impl Image {
         };
         let first = HostOffset(start).cluster(&self.geometry);
         let count = end.div_ceil(cluster_bytes) - first.index();
+        let freeable = self.clusters_freed_by(old, count);
         self.unwritten.forget(first.index()..first.index() + count);
+        self.allocator.note_pending_frees(freeable as i64);
         self.commits.defer_free(DroppedRun {
             start: first,
             count,
             reason,
+            freeable,
         });
+    }
+
+    /// How many clusters become free when `old` is dropped, which touches `count`: none that a
+    /// snapshot shares. Of compressed data that shares its clusters the last piece frees them.
+    fn clusters_freed_by(&self, old: &Mapping, count: u64) -> u64 {
+        match old {
+            Mapping::Compressed(_) => count.saturating_sub(1),
+            _ if old.copied() => count,
+            _ => 0,
+        }
     }
 }

@@ -1,0 +1,123 @@
+//! Names found inside images are opened through the gate alone: code that reads images of others
+//! opens no file itself, but for these files, whose names come from elsewhere.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::process;
+use crate::workspace::Workspace;
+
+/// Crates that read what strangers have written.
+const FOLDERS: [&str; 2] = ["crates/control/src", "crates/foreign/src"];
+const TESTS_START: &str = "#[cfg(test)]\nmod ";
+const OPENS: [&str; 7] = [
+    "FileStorage::open",
+    "File::open(",
+    "File::create(",
+    "File::options(",
+    "OpenOptions::new(",
+    "fs::read(",
+    "fs::read_to_string(",
+];
+
+/// Files that open something by a name, and whose name that is.
+const OPENERS: &[(&str, &str)] = &[
+    ("crates/control/src/authz.rs", "a list that a user names"),
+    (
+        "crates/control/src/checksums.rs",
+        "made from the image's own name",
+    ),
+    ("crates/control/src/config.rs", "the user's configuration"),
+    (
+        "crates/control/src/create.rs",
+        "a new image that a user names",
+    ),
+    (
+        "crates/control/src/daemon/chardev/files.rs",
+        "logs and devices that a user names",
+    ),
+    (
+        "crates/control/src/daemon/config/read.rs",
+        "the daemon's configuration",
+    ),
+    (
+        "crates/control/src/daemon/http/views.rs",
+        "the daemon's own files in /proc",
+    ),
+    (
+        "crates/control/src/daemon/jobs/fleece.rs",
+        "a new file of a backup",
+    ),
+    (
+        "crates/control/src/daemon/state/file.rs",
+        "the daemon's state",
+    ),
+    (
+        "crates/control/src/drivers/blkdebug.rs",
+        "rules that a user names",
+    ),
+    (
+        "crates/control/src/file_node.rs",
+        "the driver 'file', behind the gate",
+    ),
+    ("crates/control/src/ova.rs", "a package that a user names"),
+    ("crates/control/src/overlay.rs", "a new overlay"),
+];
+
+/// What breaks the rules.
+pub fn findings(workspace: &Workspace) -> Result<Vec<String>> {
+    let mut list = Command::new("git");
+    list.current_dir(&workspace.root)
+        .arg("ls-files")
+        .args(FOLDERS);
+    let listing = process::output(&mut list)?;
+    let mut findings = Vec::new();
+    let mut openers = Vec::new();
+    let sources = listing.lines().filter(|name| name.ends_with(".rs"));
+    for name in sources.filter(|name| !name.contains("/tests")) {
+        let Ok(text) = std::fs::read_to_string(workspace.root.join(name)) else {
+            continue;
+        };
+        if let Some(call) = opens(&text) {
+            openers.push(name.to_owned());
+            if !OPENERS.iter().any(|(opener, _)| *opener == name) {
+                findings.push(format!(
+                    "{name}: calls {call}…: open names found in images through the gate \
+                     (crates/control/src/gate.rs), or say in xtask/src/tidy/names.rs whose name it is"
+                ));
+            }
+        }
+    }
+    for (opener, _) in OPENERS {
+        if !openers.iter().any(|name| name == opener) {
+            findings.push(format!(
+                "xtask/src/tidy/names.rs: {opener} opens nothing any more"
+            ));
+        }
+    }
+    Ok(findings)
+}
+
+/// What of a source, its tests left out, opens a file by its name.
+fn opens(text: &str) -> Option<&'static str> {
+    let code = text.split(TESTS_START).next().unwrap_or(text);
+    let lines = code.lines().map(str::trim_start);
+    let code: Vec<&str> = lines.filter(|line| !line.starts_with("//")).collect();
+    OPENS
+        .into_iter()
+        .find(|call| code.iter().any(|line| line.contains(call)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_and_comments_open_nothing() {
+        let call = "    let file = std::fs::File::open(name)?;\n";
+        assert_eq!(opens(call), Some("File::open("));
+        assert_eq!(opens(&format!("// {call}")), None);
+        assert_eq!(opens(&format!("{TESTS_START}tests {{\n{call}}}\n")), None);
+    }
+}
