@@ -445,6 +445,16 @@ fn a_file_that_was_cut_short_is_told() {
         assert!(text(&refused.stderr).contains(words), "{refused:?}");
         assert!(!at("out.raw").exists());
     }
+    assert!(run("create -q -f qcow2 other.qcow2 8M").status.success());
+    for line in [
+        "commit --base base.qcow2 top.qcow2",
+        "rebase -b other.qcow2 -F qcow2 top.qcow2",
+    ] {
+        let refused = run(line);
+        assert_eq!(refused.status.code(), Some(1), "{line}: {refused:?}");
+        assert!(text(&refused.stderr).contains(words), "{line}: {refused:?}");
+        assert!(std::fs::read(at("base.qcow2")).expect("an image") == bytes);
+    }
     let told = run("check base.qcow2");
     assert_eq!(told.status.code(), Some(2));
     assert!(text(&told.stderr).contains(words), "{told:?}");

@@ -17,6 +17,7 @@ use super::command::{
     open_failure, size,
 };
 use super::common::{self, CommonArgs};
+use super::cut_short;
 use super::help;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::progress::{Progress, ProgressReporter};
@@ -178,6 +179,7 @@ async fn find_base(
     let top = open_device(spec, &flags)
         .await
         .map_err(|error| open_failure(&spec.name, &error))?;
+    cut_short::refuse(std::slice::from_ref(&top)).await?;
     progress.show(0, 1);
     let found = match name {
         Some(name) => chain::find_backing(&top, name),

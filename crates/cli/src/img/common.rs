@@ -4,7 +4,9 @@
 //! stand for the common ones, and is asked only for the others.
 
 use std::ffi::OsString;
+use std::sync::Arc;
 
+use vellum::BlockDevice;
 use vellum_control::ImageSpec;
 
 use super::command::{Command, Failure, check_object, image_spec, one_name};
@@ -136,4 +138,9 @@ pub fn parse<T: Copy>(
     }
     common.operands = parser.operands();
     Ok(Some(common))
+}
+
+/// Returns a disk's layers, from the image down its backing files.
+pub fn layers(top: &Arc<dyn BlockDevice>) -> impl Iterator<Item = Arc<dyn BlockDevice>> + use<> {
+    std::iter::successors(Some(top.clone()), |layer| layer.backing())
 }

@@ -315,7 +315,7 @@ async fn open_sources(arguments: &Arguments) -> Result<Vec<Arc<dyn BlockDevice>>
         sources.push(opened.map_err(|error| open_failure(name, &error))?);
     }
     ova::verify(&sources).await?;
-    if report::is_own_name(report::program()) && !arguments.accept_missing {
+    if !arguments.accept_missing {
         cut_short::refuse(&sources).await?;
     }
     if let Some(text) = &arguments.source_snapshot {

@@ -13,6 +13,7 @@ use vellum_storage::StorageIdentity;
 use vellum_storage::file::{FileOptions, FileStorage, Locks};
 
 use super::command::{Failure, fail};
+use super::common::layers;
 use crate::report;
 
 /// Refuses targets by name, before anything is made there. What is not there yet, or holds no bytes, is none of the
@@ -68,18 +69,14 @@ fn refuse(
     target: StorageIdentity,
     name: &str,
 ) -> Result<(), Failure> {
-    for source in sources {
-        let mut next = Some(source.clone());
-        while let Some(layer) = next {
-            let mut files = layer_files(&*layer).into_iter();
-            let is_target = |file: &Arc<dyn Storage>| StorageIdentity::of(&**file) == target;
-            if let Some(file) = files.find(is_target) {
-                return fail(format!(
-                    "'{name}' is the same file as '{}', which is read: the copy would destroy it. Name another target",
-                    file.name()
-                ));
-            }
-            next = layer.backing();
+    for layer in sources.iter().flat_map(layers) {
+        let mut files = layer_files(&*layer).into_iter();
+        let is_target = |file: &Arc<dyn Storage>| StorageIdentity::of(&**file) == target;
+        if let Some(file) = files.find(is_target) {
+            return fail(format!(
+                "'{name}' is the same file as '{}', which is read: the copy would destroy it. Name another target",
+                file.name()
+            ));
         }
     }
     Ok(())

@@ -1,14 +1,16 @@
-//! Refuses to copy an image whose file was cut short, under the own name: what is missing would be
-//! copied as zeroes, and nothing would tell.
+//! Refuses to copy data of an image whose file was cut short: the missing clusters would be copied as
+//! zeroes. Only under the program's own name, as QEMU copies the zeroes.
 
 use std::sync::Arc;
 
-use vellum::BlockDevice;
 use vellum::qcow2::AsQcow2;
 use vellum::qcow2::check::cut_short;
+use vellum::{BlockDevice, target_of};
 use vellum_format::features::Compatible;
 
 use super::command::{Failure, fail, open_failure};
+use super::common::layers;
+use crate::report;
 
 /// What is missing in the file of a qcow2 image.
 async fn of(device: &dyn BlockDevice) -> vellum::Result<Option<String>> {
@@ -28,22 +30,22 @@ fn was_cut(device: &dyn BlockDevice) -> Option<String> {
     was_cut.then(|| "the file was cut short before it grew again, and data is lost".to_owned())
 }
 
-/// Refuses sources of which an image or a layer below lacks what it refers to.
+/// Refuses sources of which an image or a layer below lacks data that it refers to.
 pub async fn refuse(sources: &[Arc<dyn BlockDevice>]) -> Result<(), Failure> {
-    for source in sources {
-        let mut next = Some(source.clone());
-        while let Some(layer) = next {
-            let name = layer.storage().map(|storage| storage.name().to_owned());
-            let name = name.unwrap_or_default();
-            let found = of(&*layer).await;
-            let found = found.map_err(|error| open_failure(&name, &error))?;
-            if let Some(found) = found.or_else(|| was_cut(&*layer)) {
-                return fail(format!(
-                    "'{name}': {found}. Get the whole file, or let zeroes take their place with \
-                     'vellum convert --accept-missing'"
-                ));
-            }
-            next = layer.backing();
+    if !report::is_own_name(report::program()) {
+        return Ok(());
+    }
+    for layer in sources.iter().flat_map(layers) {
+        let layer = target_of(&*layer).unwrap_or(layer);
+        let name = layer.storage().map(|storage| storage.name().to_owned());
+        let name = name.unwrap_or_default();
+        let found = of(&*layer).await;
+        let found = found.map_err(|error| open_failure(&name, &error))?;
+        if let Some(found) = found.or_else(|| was_cut(&*layer)) {
+            return fail(format!(
+                "'{name}': {found}. Use a complete copy of the file, or make an image in which the missing data reads as \
+                 zeroes with 'vellum convert --accept-missing'"
+            ));
         }
     }
     Ok(())

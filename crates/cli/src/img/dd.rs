@@ -110,9 +110,7 @@ async fn copy_blocks(
     let flags = reading_once(CacheMode::default(), arguments.common.force_share);
     let opened = open_device(&spec, &flags).await;
     let source = opened.map_err(|error| open_failure(input, &error))?;
-    if report::is_own_name(command.program) {
-        cut_short::refuse(std::slice::from_ref(&source)).await?;
-    }
+    cut_short::refuse(std::slice::from_ref(&source)).await?;
     let format = &arguments.output_format;
     if format_options(format).is_none() {
         return fail("Unknown file format");

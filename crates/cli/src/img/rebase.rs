@@ -18,6 +18,7 @@ use super::command::{
     Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, one_name, open_failure,
 };
 use super::common::{self, CommonArgs};
+use super::cut_short;
 use super::help;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::hint;
@@ -132,6 +133,7 @@ async fn work(
         progress.show(1, 1);
         progress.end();
     } else {
+        cut_short::refuse(std::slice::from_ref(&image)).await?;
         let new = open_new(spec, &image, backing_cache, arguments).await?;
         copy(command, &image, new.as_ref(), arguments).await?;
     }

@@ -219,13 +219,14 @@ async fn make_writable(
     if take_seal_off(file).await? {
         header = read_header(file).await?;
     }
+    // Before a repair makes the file longer.
+    check::cut_short::note_if_cut_short(file, &mut header).await?;
     if header.incompatible.contains(Incompatible::DIRTY) {
         check::repair_dirty(file.clone(), &options.messages).await?;
         header = read_header(file).await?;
     } else if header.compatible.contains(Compatible::MAY_HAVE_LEAKS) {
         leaks::free_leaks(file, &mut header).await?;
     }
-    check::cut_short::note_if_cut_short(file, &mut header).await?;
     let known = Autoclear(header.autoclear.bits() & Autoclear::KNOWN.bits());
     if known != header.autoclear {
         header.autoclear = known;

@@ -13,13 +13,18 @@ use vellum_storage::{MemStorage, Storage};
 const CLUSTER: usize = 4096;
 const CLUSTERS: usize = 600;
 
-/// An image in which every cluster was written, or so many bytes of its file.
-async fn image(len_bytes: Option<usize>) -> Arc<MemStorage> {
+async fn empty_image(options: CreateOptions) -> Arc<MemStorage> {
     let storage = Arc::new(MemStorage::new());
-    let options = CreateOptions::default()
+    let options = options
         .size_bytes((CLUSTERS * CLUSTER) as u64)
         .cluster_size_bytes(CLUSTER as u64 as _);
     create(storage.clone(), None, &options).await.expect("room");
+    storage
+}
+
+/// An image in which every cluster was written, or so many bytes of its file.
+async fn image(len_bytes: Option<usize>) -> Arc<MemStorage> {
+    let storage = empty_image(CreateOptions::default()).await;
     let opened = open(storage.clone()).await;
     write(&opened, 0, CLUSTERS).await;
     opened.close().await.expect("a close");
@@ -100,15 +105,37 @@ fn a_file_that_has_grown_again_is_still_known_to_be_cut() {
     });
 }
 
+/// The repair of a dirty image at an open makes the file longer, and does not accept the zeroes.
+#[test]
+fn a_dirty_image_that_is_repaired_at_an_open_is_still_known_to_be_cut() {
+    block_on(async {
+        let storage = empty_image(CreateOptions::default().lazy_refcounts(true)).await;
+        let opened = open(storage.clone()).await;
+        write(&opened, 0, CLUSTERS).await;
+        opened.flush().await.expect("a flush");
+        let whole = storage.snapshot();
+        let cut = Arc::new(MemStorage::with_bytes(whole[..whole.len() / 3].to_vec()));
+        for _ in 0..2 {
+            let reopened = open(cut.clone()).await;
+            reopened.close().await.expect("a close");
+            let report = check(cut.clone(), &CheckOptions::default()).await;
+            assert!(report.expect("a check").corruptions > 0);
+        }
+        let reopened = open(cut.clone()).await;
+        write(&reopened, CLUSTERS - 1, 1).await;
+        reopened.close().await.expect("a close");
+        assert_eq!(corruptions(&cut).await, 1, "it has grown again");
+        let report = repair(cut.clone(), Fix::All, &CheckOptions::default()).await;
+        assert!(report.expect("a repair").corruptions_fixed > 0);
+        assert_eq!(corruptions(&cut).await, 0);
+    });
+}
+
 /// Wherever the file ends, data that is lost is told of.
 #[test]
 fn tables_and_compressed_clusters_that_are_cut_are_told() {
     block_on(async {
-        let storage = Arc::new(MemStorage::new());
-        let options = CreateOptions::default()
-            .size_bytes((CLUSTERS * CLUSTER) as u64)
-            .cluster_size_bytes(CLUSTER as u64 as _);
-        create(storage.clone(), None, &options).await.expect("room");
+        let storage = empty_image(CreateOptions::default()).await;
         let opened = open(storage.clone()).await;
         let mut random = fastrand::Rng::with_seed(5);
         let mut data = vec![0; CLUSTER];

@@ -124,7 +124,8 @@ async fn look_at_tables(image: &Image) -> Result<CutShort> {
     for (offset, entries) in l1_tables(image).await? {
         let l1_bytes = u64::from(entries) * 8;
         image.spend(l1_bytes)?;
-        let missing_bytes = (offset + l1_bytes).saturating_sub(end_of_file.max(offset));
+        let l1_end = offset.saturating_add(l1_bytes);
+        let missing_bytes = l1_end.saturating_sub(end_of_file.max(offset));
         found.referenced_bytes += missing_bytes;
         found.missing_bytes += missing_bytes;
         found.missing_tables += u64::from(missing_bytes > 0);
@@ -177,7 +178,8 @@ async fn counts_beyond_end(
     header: &Header,
     end_of_file: u64,
 ) -> Result<bool> {
-    let l1_end = header.l1_table_offset.bytes() + u64::from(header.l1_entries) * 8;
+    let l1_bytes = u64::from(header.l1_entries) * 8;
+    let l1_end = header.l1_table_offset.bytes().saturating_add(l1_bytes);
     if l1_end > end_of_file || header.refcount_table_offset.bytes() >= end_of_file {
         return Ok(true);
     }

@@ -169,7 +169,8 @@ pub enum Fix {
 /// broken that QEMU gives up as well; what was found until then has been reported.
 pub async fn check(storage: Arc<dyn Storage>, options: &CheckOptions) -> Result<CheckReport> {
     let mut image = Image::open(storage, options.on_progress.clone()).await?;
-    run(&mut image, None, Findings::new(options.on_finding.clone())).await
+    let findings = Findings::new(options.on_finding.clone());
+    run(&mut image, None, MissingData::Reported, findings).await
 }
 
 /// Checks an image and repairs what `fix` allows. The image must not be open
@@ -204,7 +205,11 @@ pub async fn repair(
     if fix == Fix::All {
         bitmaps::give_up_broken(&mut image, &mut findings).await?;
     }
-    run(&mut image, Some(fix), findings).await
+    let missing = match fix {
+        Fix::All => MissingData::Accepted,
+        Fix::Leaks => MissingData::Reported,
+    };
+    run(&mut image, Some(fix), missing, findings).await
 }
 
 /// Gives up the writes that a write log holds and the image lacks, because the log is lost or
@@ -219,12 +224,29 @@ pub async fn drop_write_log(storage: Arc<dyn Storage>) -> Result<bool> {
     repair::clear_write_log_mark(&image).await
 }
 
-async fn run(image: &mut Image, fix: Option<Fix>, mut findings: Findings) -> Result<CheckReport> {
+/// What a check does about the mark of a file that was cut short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum MissingData {
+    /// Counts it as a corruption.
+    Reported,
+    /// Accepts the zeroes and clears the mark.
+    Accepted,
+    /// Leaves the mark alone: nobody asked for the zeroes to be accepted.
+    Kept,
+}
+
+async fn run(
+    image: &mut Image,
+    fix: Option<Fix>,
+    missing: MissingData,
+    mut findings: Findings,
+) -> Result<CheckReport> {
     let snapshots = snapshots::read(image, fix, &mut findings).await?;
     // Counted apart: they are repaired after everything else.
     let in_table = findings.take_corruptions();
-    if image.header.compatible.contains(Compatible::WAS_CUT_SHORT) {
-        let accepts = fix == Some(Fix::All);
+    let was_cut = image.header.compatible.contains(Compatible::WAS_CUT_SHORT);
+    if was_cut && missing != MissingData::Kept {
+        let accepts = missing == MissingData::Accepted;
         let message = "the file was cut short: data of the disk is lost and reads as zeroes";
         findings.corruption_or_repair(accepts, || message.to_owned());
     }
@@ -242,7 +264,7 @@ async fn run(image: &mut Image, fix: Option<Fix>, mut findings: Findings) -> Res
     }
     let report = findings.report;
     if fix.is_some() && report.check_errors == 0 && report.corruptions == 0 {
-        repair::clear_marks(image).await?;
+        repair::clear_marks(image, missing == MissingData::Accepted).await?;
     }
     Ok(report)
 }
@@ -261,7 +283,7 @@ pub(crate) async fn repair_dirty(storage: Arc<dyn Storage>, messages: &Messages)
     let could_not = |error: Error| error.context("open", "Could not repair dirty image");
     let repaired = async {
         let mut image = Image::open(storage.clone(), None).await?;
-        run(&mut image, Some(Fix::All), findings).await
+        run(&mut image, Some(Fix::All), MissingData::Kept, findings).await
     };
     let repaired = repaired.await;
     told.say_sum(repaired.as_ref().ok());

@@ -44,7 +44,7 @@ pub(super) async fn give_up_entries(
 
 /// Removes the header's marks "dirty" and "corrupt", once everything is durable that
 /// makes them untrue, and what other programs have noted that is out of date now.
-pub(super) async fn clear_marks(image: &Image) -> Result<()> {
+pub(super) async fn clear_marks(image: &Image, accepts_missing_data: bool) -> Result<()> {
     image.flush().await?;
     let header = &image.header;
     if header.version < 3 {
@@ -60,7 +60,7 @@ pub(super) async fn clear_marks(image: &Image) -> Result<()> {
             .await?;
     }
     let compatible = header.compatible.without(Compatible::WAS_CUT_SHORT);
-    if compatible != header.compatible {
+    if accepts_missing_data && compatible != header.compatible {
         let bytes = Buffer::copy_of(&compatible.bits().to_be_bytes());
         image
             .write(field::COMPATIBLE_FEATURES as u64, bytes)
