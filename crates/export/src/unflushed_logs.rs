@@ -5,16 +5,23 @@
 //! lost under it. So a flush of a disk, by whichever export, is one for the logs of that disk, too,
 //! before it is answered.
 //!
+//! A log that a guest has not handed over yet cannot be flushed. What is changed until then, its writes are not
+//! written over ([`Overtaken`]).
+//!
 //! Invariant: when a flush or a durable write through [`UnflushedLogs::flushed_with`] is complete, no log of
 //! the same disk holds anything that was acknowledged before it began.
 
+mod overtaken;
+
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use vellum::{BlockDevice, Buffer, DiskIdentity, Io, RequestFlags, Result, ZeroRequest, delegate};
 use vellum_io::shared_memory::SharedBuffer;
+
+pub(crate) use overtaken::Overtaken;
 
 /// A log of writes that were acknowledged and not flushed.
 pub(crate) trait UnflushedLog: Send + Sync {
@@ -26,6 +33,9 @@ pub(crate) trait UnflushedLog: Send + Sync {
     /// # Errors
     /// As [`BlockDevice::flush`].
     fn flush(self: Arc<Self>) -> Io<()>;
+
+    /// What others have changed since the start of the export.
+    fn overtaken(&self) -> &Overtaken;
 }
 
 struct Entry {
@@ -38,6 +48,8 @@ struct Entry {
 pub struct UnflushedLogs {
     entries: Arc<Mutex<Vec<Entry>>>,
     exports: Arc<AtomicU64>,
+    /// Logs that guests have not handed over.
+    awaited: Arc<AtomicUsize>,
 }
 
 impl fmt::Debug for UnflushedLogs {
@@ -89,6 +101,11 @@ impl UnflushedLogs {
         entries.push(Entry { export, log });
     }
 
+    /// What a new log notes until its guest is there.
+    pub(crate) fn await_log(&self) -> Overtaken {
+        Overtaken::new(self.awaited.clone())
+    }
+
     /// The logs of others that may be of a disk.
     fn of_disk(&self, export: u64, disk: Option<DiskIdentity>) -> Vec<Arc<dyn UnflushedLog>> {
         let entries = self.entries.lock();
@@ -125,6 +142,29 @@ impl FlushingDevice {
         })
     }
 
+    /// Notes a change of a range before it begins, where a log is awaited.
+    fn overtake<T: 'static>(
+        &self,
+        (offset_bytes, len_bytes): (u64, u64),
+        change: impl FnOnce(&dyn BlockDevice) -> Io<T> + 'static,
+    ) -> Io<T> {
+        if !self.has_awaited_logs() {
+            return change(&*self.device);
+        }
+        let (logs, export) = (self.logs.clone(), self.export);
+        let device = self.device.clone();
+        Io::start(async move {
+            for log in logs.of_disk(export, device.identity()) {
+                log.overtaken().add(offset_bytes, len_bytes).await;
+            }
+            change(&*device).await
+        })
+    }
+
+    fn has_awaited_logs(&self) -> bool {
+        self.logs.awaited.load(Ordering::SeqCst) > 0
+    }
+
     fn flush_logs_if<T: 'static>(&self, is_durable: bool, change: Io<T>) -> Io<T> {
         match is_durable {
             true => self.flush_logs_after(change),
@@ -135,7 +175,7 @@ impl FlushingDevice {
 
 impl BlockDevice for FlushingDevice {
     delegate!(
-        device: info, size_bytes, read, read_into, copy_up, discard, block_status, truncate, resize, clear, close,
+        device: info, size_bytes, read, read_into, copy_up, block_status, truncate, resize, clear, close,
         backing, storage, format_device, identity, allocated_bytes,
     );
 
@@ -144,7 +184,9 @@ impl BlockDevice for FlushingDevice {
     }
 
     fn write(&self, offset_bytes: u64, buffer: Buffer, flags: RequestFlags) -> Io<Buffer> {
-        self.flush_logs_if(flags.fua, self.device.write(offset_bytes, buffer, flags))
+        let range = (offset_bytes, buffer.len() as u64);
+        let change = move |device: &dyn BlockDevice| device.write(offset_bytes, buffer, flags);
+        self.flush_logs_if(flags.fua, self.overtake(range, change))
     }
 
     fn write_from(
@@ -153,6 +195,10 @@ impl BlockDevice for FlushingDevice {
         from: &[SharedBuffer],
         flags: RequestFlags,
     ) -> Option<Io<()>> {
+        // The caller writes a copy instead, which waits its turn.
+        if self.has_awaited_logs() {
+            return None;
+        }
         let change = self.device.write_from(offset_bytes, from, flags)?;
         Some(self.flush_logs_if(flags.fua, change))
     }
@@ -163,13 +209,23 @@ impl BlockDevice for FlushingDevice {
         buffer: Buffer,
         flags: RequestFlags,
     ) -> Io<Buffer> {
-        let change = self.device.write_compressed(offset_bytes, buffer, flags);
-        self.flush_logs_if(flags.fua, change)
+        let range = (offset_bytes, buffer.len() as u64);
+        let change =
+            move |device: &dyn BlockDevice| device.write_compressed(offset_bytes, buffer, flags);
+        self.flush_logs_if(flags.fua, self.overtake(range, change))
     }
 
     fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64, request: ZeroRequest) -> Io<()> {
-        let change = self.device.write_zeroes(offset_bytes, len_bytes, request);
+        let change =
+            move |device: &dyn BlockDevice| device.write_zeroes(offset_bytes, len_bytes, request);
+        let change = self.overtake((offset_bytes, len_bytes), change);
         self.flush_logs_if(request.fua, change)
+    }
+
+    fn discard(&self, offset_bytes: u64, len_bytes: u64) -> Io<()> {
+        self.overtake((offset_bytes, len_bytes), move |device| {
+            device.discard(offset_bytes, len_bytes)
+        })
     }
 
     fn flush(&self) -> Io<()> {
@@ -197,6 +253,7 @@ mod tests {
         disk: Option<DiskIdentity>,
         flushes: AtomicUsize,
         fails: bool,
+        overtaken: Overtaken,
     }
 
     impl CountingLog {
@@ -205,6 +262,7 @@ mod tests {
                 disk,
                 flushes: AtomicUsize::new(0),
                 fails: false,
+                overtaken: UnflushedLogs::default().await_log(),
             })
         }
 
@@ -224,6 +282,10 @@ mod tests {
                 true => Err(vellum_io::Error::from_errno("flush", 5)),
                 false => Ok(()),
             })
+        }
+
+        fn overtaken(&self) -> &Overtaken {
+            &self.overtaken
         }
     }
 
@@ -271,6 +333,7 @@ mod tests {
             disk: device.identity(),
             flushes: AtomicUsize::new(0),
             fails: true,
+            overtaken: UnflushedLogs::default().await_log(),
         });
         add(&logs, &log);
         let shown = logs.flushed_with(device);

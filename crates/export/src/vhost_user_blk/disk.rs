@@ -17,7 +17,7 @@ use super::request::ID_BYTES;
 use super::unflushed::Unflushed;
 use crate::accounting::Accounting;
 use crate::room::WhenFull;
-use crate::unflushed_logs::UnflushedLog;
+use crate::unflushed_logs::{Overtaken, UnflushedLog};
 
 /// Receives a line for each client or guest that breaks the protocol.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
@@ -30,6 +30,7 @@ pub(super) struct Kept {
     /// As [`Disk::keeps_writes`].
     keeps_writes: bool,
     unflushed: Mutex<Option<Arc<Unflushed>>>,
+    pub(super) overtaken: Overtaken,
 }
 
 impl Kept {
@@ -69,6 +70,10 @@ impl UnflushedLog for Kept {
 
     fn flush(self: Arc<Self>) -> Io<()> {
         Io::start(async move { Kept::flush(&self).await })
+    }
+
+    fn overtaken(&self) -> &Overtaken {
+        &self.overtaken
     }
 }
 
@@ -128,6 +133,10 @@ impl Disk {
             device: device.clone(),
             keeps_writes,
             unflushed: Mutex::default(),
+            overtaken: match keeps_writes {
+                true => options.logs.await_log(),
+                false => Overtaken::over(),
+            },
         });
         let number = options.logs.new_export();
         if keeps_writes {

@@ -1,12 +1,13 @@
 //! From one server to the next: the memory that a client keeps for them.
 //!
 //! Invariant: before anything is carried out for a client, what was acknowledged to it and not
-//! flushed is in the device again, durably.
+//! flushed is in the device again, durably, unless other exports have changed it since.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 
 use vellum::{RequestFlags, ZeroRequest};
-use vellum_io::{Result, lane};
+use vellum_io::{Buffer, Result, lane};
 
 use super::disk::Disk;
 use super::in_flight::InFlight;
@@ -85,16 +86,40 @@ async fn write_again(
     offset_bytes: u64,
     change: Change,
 ) -> Result<()> {
+    let Some(change) = within(size_bytes, offset_bytes, change) else {
+        return Ok(());
+    };
+    let len_bytes = match &change {
+        Change::Data(data) => data.len() as u64,
+        Change::Zeroes(len_bytes, _) => *len_bytes,
+    };
+    let all = offset_bytes..offset_bytes + len_bytes;
+    let changes = disk.kept.overtaken.stop_changes().await;
+    for part in changes.parts_left(all.clone()) {
+        write_part(disk, &all, part, &change).await?;
+    }
+    Ok(())
+}
+
+/// Writes a part of a change that reaches over `all`.
+async fn write_part(
+    disk: &Disk,
+    all: &Range<u64>,
+    part: Range<u64>,
+    change: &Change,
+) -> Result<()> {
     let device = &disk.device;
-    match within(size_bytes, offset_bytes, change) {
-        None => Ok(()),
-        Some(Change::Data(data)) => {
-            let written = device.write(offset_bytes, data, RequestFlags::default());
+    match change {
+        Change::Data(data) => {
+            let within = (part.start - all.start) as usize..(part.end - all.start) as usize;
+            let data = Buffer::copy_of(&data[within]);
+            let written = device.write(part.start, data, RequestFlags::default());
             written.await.map(drop)
         }
-        Some(Change::Zeroes(len_bytes, unmap)) => {
-            let request = ZeroRequest::default().may_unmap(unmap);
-            device.write_zeroes(offset_bytes, len_bytes, request).await
+        Change::Zeroes(_, unmap) => {
+            let request = ZeroRequest::default().may_unmap(*unmap);
+            let len_bytes = part.end - part.start;
+            device.write_zeroes(part.start, len_bytes, request).await
         }
     }
 }
@@ -123,6 +148,7 @@ mod tests {
 
     use super::super::Options;
     use super::*;
+    use crate::unflushed_logs::UnflushedLogs;
 
     fn disk(read_only: bool) -> Disk {
         let file = Arc::new(MemStorage::with_bytes(vec![1; 4096]));
@@ -172,6 +198,32 @@ mod tests {
             let taken = take_over(&disk, &area, file, || false).await;
             assert!(taken.is_ok());
             assert_eq!(sum_of(&disk).await, 0);
+        });
+    }
+
+    /// Another client has come back sooner: what it writes is newer than the log.
+    #[test]
+    fn what_other_exports_have_changed_since_is_not_written_over() {
+        let (area, file) = left_behind();
+        lane::block_on(async {
+            let logs = UnflushedLogs::default();
+            let file_bytes = Arc::new(MemStorage::with_bytes(vec![1; 4096]));
+            let raw = Raw::open(file_bytes, RawOptions::default()).expect("a device");
+            let options = Options {
+                read_only: false,
+                logs: logs.clone(),
+                ..Options::default()
+            };
+            let disk = Disk::new(raw.clone(), &options, None);
+            let other = logs.flushed_with(raw);
+            let written = other.write(700, Buffer::copy_of(&[2; 100]), RequestFlags::default());
+            written.await.expect("written");
+            let taken = take_over(&disk, &area, file, || false).await;
+            assert!(taken.is_ok());
+            let held = disk.device.read(0, Buffer::for_read(4096)).await;
+            let mut expected = vec![0; 4096];
+            expected[700..800].fill(2);
+            assert!(held.expect("read")[..] == expected);
         });
     }
 

@@ -383,6 +383,8 @@ impl Session {
             if state.running.is_some() || !wanted || state.size == 0 {
                 continue;
             }
+            // From now on this server has what the guest has written.
+            self.shared.disk.kept.overtaken.end();
             // As many as there are numbers of queues.
             let number = number as u16;
             let notes = match &self.in_flight {

@@ -106,7 +106,7 @@ pub struct Queue {
     pub next_available: u16,
     pub last_used: u16,
     free: Vec<u16>,
-    event_index: bool,
+    pub event_index: bool,
 }
 
 impl Queue {

@@ -1,10 +1,11 @@
 //! A guest that moves to another host while it runs: its client is told which memory was written.
 
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 
 use vhost::{VhostBackend, VhostUserDirtyLogRegion};
 
-use super::guest::{DATA_AT, Guest, LOG_ALL, MEMORY_AT, MEMORY_BYTES, header, place};
+use super::guest::{DATA_AT, Guest, LOG_ALL, MEMORY_AT, MEMORY_BYTES, PATIENCE, header, place};
 use super::{serve, writable};
 
 const PAGE_BYTES: u64 = 4096;
@@ -32,16 +33,32 @@ impl Log {
         }
     }
 
-    /// The pages whose bits are set, and no more from now on.
-    fn take(&self) -> Vec<u64> {
-        use std::os::unix::fs::FileExt;
+    /// The pages whose bits are set.
+    fn pages(&self) -> Vec<u64> {
         let mut bits = vec![0; self.len_bytes as usize];
         self.file.read_exact_at(&mut bits, 0).expect("bits");
-        self.file
-            .write_all_at(&vec![0; bits.len()], 0)
-            .expect("none");
         let is_set = |page: &u64| bits[(page / 8) as usize] >> (page % 8) & 1 == 1;
         (0..8 * self.len_bytes).filter(is_set).collect()
+    }
+
+    /// The pages whose bits are set, and no more from now on. Nothing is marked meanwhile.
+    fn take(&self) -> Vec<u64> {
+        let pages = self.pages();
+        let none = vec![0; self.len_bytes as usize];
+        self.file.write_all_at(&none, 0).expect("none");
+        pages
+    }
+}
+
+impl Log {
+    /// As [`Log::take`], once there are so many: a request is seen as used before its pages are marked, since
+    /// whoever copies a page must find its bit afterwards.
+    fn wait(&self, count: usize) -> Vec<u64> {
+        let begin = std::time::Instant::now();
+        while self.pages().len() < count {
+            assert!(begin.elapsed() < PATIENCE, "{:?}", self.pages());
+        }
+        self.take()
     }
 }
 
@@ -92,14 +109,14 @@ fn memory_that_requests_write_is_told_and_no_other() {
     assert_eq!(queue.request(&header(0, 0), data, true).0, 0);
     let first = data.0 / PAGE_BYTES;
     assert_eq!(
-        log.take(),
+        log.wait(6),
         [ring, status, first, first + 1, first + 2, first + 3]
     );
     // A write to the disk changes no memory, nor does what is refused but its status.
     assert_eq!(queue.write_disk(8, &[7; 512]), 0);
-    assert_eq!(log.take(), [ring, status]);
+    assert_eq!(log.wait(2), [ring, status]);
     assert_eq!(queue.request(&header(99, 0), (DATA_AT, 512), false).0, 2);
-    assert_eq!(log.take(), [ring, status]);
+    assert_eq!(log.wait(2), [ring, status]);
     // Another log in the middle, as for a guest that has got more memory; the other queue tells, too.
     let other = Log::new();
     guest
@@ -107,7 +124,7 @@ fn memory_that_requests_write_is_told_and_no_other() {
         .set_log_base(0, Some(other.region()))
         .expect("taken");
     assert_eq!(guest.queues[1].read_disk(0, 512).0, 0);
-    assert_eq!((log.take().len(), other.take().len()), (0, 3));
+    assert_eq!((other.wait(3).len(), log.take().len()), (3, 0));
     set_logging(&guest, &log, false);
     assert_eq!(guest.queues[0].read_disk(0, 512).0, 0);
     assert_eq!((log.take().len(), other.take().len()), (0, 0));

@@ -5,6 +5,7 @@ mod hostile;
 mod in_flight;
 mod migration;
 mod requests;
+mod resets;
 mod seen;
 mod server;
 
