@@ -1,6 +1,7 @@
 //! What only files and devices do: opening, kinds, holes on disk, read-only,
 //! lengths that direct I/O does not like, devices.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -9,7 +10,9 @@ use tempfile::TempDir;
 use vellum_io::lane::{block_on, yield_now};
 use vellum_io::{Buffer, Buffers, ErrorKind};
 use vellum_storage::file::{Create, FileKind};
-use vellum_storage::{BlockStatus, FileOptions, FileStorage, Storage, WriteFlags, ZeroFlags};
+use vellum_storage::{
+    BlockStatus, FileOptions, FileStorage, Storage, StorageIdentity, WriteFlags, ZeroFlags,
+};
 
 fn folder() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
@@ -234,6 +237,29 @@ fn a_read_only_block_device_is_not_opened_for_writing() {
     }
     let file = FileStorage::open(&device.0, &options().read_only(true)).unwrap();
     assert!(file.capabilities().read_only);
+}
+
+/// Several nodes in the file system may name one device.
+#[test]
+fn a_block_device_is_itself_by_any_node() {
+    let folder = folder();
+    let path = folder.path().join("disk");
+    std::fs::write(&path, vec![1; 1 << 20]).unwrap();
+    let Some(device) = LoopDevice::attach(&path) else {
+        return;
+    };
+    let node = folder.path().join("node");
+    let number = std::fs::metadata(&device.0).unwrap().rdev();
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    let kind = rustix::fs::FileType::BlockDevice;
+    rustix::fs::mknodat(rustix::fs::CWD, &node, kind, mode, number).unwrap();
+    let open = |path: &Path| FileStorage::open(path, &options().read_only(true)).unwrap();
+    let (one, two) = (open(Path::new(&device.0)), open(&node));
+    assert_eq!(StorageIdentity::of(&*one), StorageIdentity::of(&*two));
+    assert_ne!(
+        StorageIdentity::of(&*one),
+        StorageIdentity::of(&*open(&path))
+    );
 }
 
 #[test]

@@ -225,7 +225,7 @@ impl FileStorage {
     }
 
     /// What no two files of the system have in common at a time, and all names of one file do:
-    /// the device that it lies on, and its inode there.
+    /// the device that it lies on, and its inode there. Of a block device its number, which all its nodes share.
     pub fn device_and_inode(&self) -> (u64, u64) {
         self.file.device_and_inode
     }

@@ -101,7 +101,10 @@ impl OpenedFile {
         Ok(File {
             descriptor: Arc::new(descriptor),
             alignment,
-            device_and_inode: (stat.st_dev, stat.st_ino),
+            device_and_inode: match device {
+                Some(_) => (ALL_DEVICES, stat.st_rdev),
+                None => (stat.st_dev, stat.st_ino),
+            },
             device,
             read_only: options.read_only,
             no_flush: options.no_flush,
@@ -114,6 +117,9 @@ impl OpenedFile {
         })
     }
 }
+
+/// The file system on which block devices lie, by their numbers: several nodes (`mknod`) may name one.
+const ALL_DEVICES: u64 = u64::MAX;
 
 /// Refuses to write to a block device that is read-only: the kernel opens it for writing, and fails the
 /// writes.
