@@ -4,6 +4,7 @@ mod foreign_image;
 mod other_files;
 mod qcow2;
 
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -165,6 +166,7 @@ pub async fn prepare(request: &CreateRequest) -> Result<CreateSettings> {
                 "Error: Trying to create an image with the same filename as the backing file",
             ));
         }
+        refuse_own_file(&request.filename, &backing)?;
         check_backing(request, &mut settings, &backing).await?;
     }
     let needs_size = !encryption::has_detached_header(&settings);
@@ -172,6 +174,29 @@ pub async fn prepare(request: &CreateRequest) -> Result<CreateSettings> {
         return Err(invalid("Image creation needs a size parameter"));
     }
     Ok(settings)
+}
+
+/// Refuses a backing file that is the new image's own file by another name: creating would empty it.
+fn refuse_own_file(filename: &str, backing: &str) -> Result<()> {
+    let file_of = |name: &str| {
+        let path = filename::local_path(name).ok()?;
+        let found = std::fs::metadata(path).ok()?;
+        if found.file_type().is_block_device() {
+            return Some((0, found.rdev()));
+        }
+        found.is_file().then(|| (found.dev(), found.ino()))
+    };
+    let full = filename::resolve(filename, backing);
+    let Some(below) = full.ok().and_then(|full| file_of(&full)) else {
+        return Ok(());
+    };
+    if file_of(filename) != Some(below) {
+        return Ok(());
+    }
+    Err(invalid(format!(
+        "'{filename}' is the same file as the backing file '{backing}': creating the image would destroy it. Choose \
+         another name"
+    )))
 }
 
 async fn check_backing(

@@ -224,8 +224,9 @@ async fn identity(
 
 fn unknown_source<T>(name: &str) -> Result<T, Failure> {
     fail(format!(
-        "--journal needs sources whose changes are noticed, and the version of '{name}' is unknown: it is no regular \
-         file, or it was changed a moment ago, and the same command works in some seconds"
+        "--journal needs sources whose changes are noticed, and the version of '{name}' is unknown: it is not a regular \
+         file, it was changed a moment ago (the same command works in some seconds), or its time stamp lies in the \
+         future ('touch' it)"
     ))
 }
 

@@ -77,6 +77,26 @@ fn a_copy_onto_its_own_source_is_refused() {
     }
 }
 
+/// Creating an image empties its file, also where that is the backing file by another name.
+#[test]
+fn an_image_on_its_own_file_is_not_created() {
+    let twins = Twins::new(&["qemu-img create -q -f qcow2 base 1M"]);
+    std::fs::hard_link(twins.ours("base"), twins.ours("link")).unwrap();
+    std::os::unix::fs::symlink("base", twins.ours("symbolic")).unwrap();
+    let before = std::fs::read(twins.ours("base")).unwrap();
+    for name in ["link", "symbolic", "./base", "file:link"] {
+        for option in ["-q", "-u"] {
+            let words = [
+                "create", option, "-f", "qcow2", "-b", "base", "-F", "qcow2", name, "1M",
+            ];
+            let answer = twins.run_ours(&words);
+            assert_eq!(answer.code, Some(1), "{name} {option}: {answer:?}");
+            assert!(answer.err.contains("is the same file as"), "{answer:?}");
+            assert!(std::fs::read(twins.ours("base")).unwrap() == before);
+        }
+    }
+}
+
 #[test]
 fn a_failed_create_leaves_no_file() {
     let twins = Twins::new(&[]);
