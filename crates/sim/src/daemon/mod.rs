@@ -31,6 +31,7 @@ mod lanes;
 mod mirror;
 mod monitor;
 mod network;
+mod refusals;
 mod remote;
 mod series;
 mod sessions;

@@ -11,7 +11,7 @@ use vellum::qcow2::create::CreateOptions;
 use super::files::{blank, is_raw};
 use super::filters::Filter;
 use super::setup::{ExpectedFile, GuestDisk, Setup};
-use super::{bitmaps, changes, clones, fleece, greedy, mirror, series, sessions};
+use super::{bitmaps, changes, clones, fleece, greedy, mirror, refusals, series, sessions};
 use crate::failure::{Failure, FailureKind};
 use crate::scenario::ImageOptions;
 use crate::space::full_bytes;
@@ -42,6 +42,9 @@ pub(super) async fn monitor(setup: Rc<Setup>, disk: Rc<GuestDisk>, commands: u64
         };
         let chain = setup.nodes.chain(&top);
         let deep = chain.len() > 1;
+        if setup.draw_later(|rng| rng.chance(1, 6)) {
+            refusals::try_one(&setup, &disk, &top).await;
+        }
         let command = setup.draw(|rng| rng.below(40));
         // A place of full size has no room for bitmaps and snapshots inside.
         let command = match command {

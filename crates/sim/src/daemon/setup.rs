@@ -180,6 +180,8 @@ impl DaemonEvents {
 
 /// What is added to a seed for what is drawn apart.
 const APART: u64 = 0xf117_e25b;
+/// As [`APART`], for what was added after that.
+const LATER: u64 = 0x1a7e_0001;
 
 /// Everything.
 pub(super) struct Setup {
@@ -202,6 +204,8 @@ pub(super) struct Setup {
     rng: RefCell<Rng>,
     /// For what was added later, and changes nothing else.
     apart: RefCell<Rng>,
+    /// For what was added after that, and changes nothing of either.
+    later: RefCell<Rng>,
     /// Filters stand over disks now and then.
     pub(super) has_filters: bool,
     failure: RefCell<Option<Failure>>,
@@ -229,6 +233,7 @@ impl Setup {
     pub(super) fn new(cast: SetupParts, rng: Rng) -> Rc<Setup> {
         let heard = Rc::new(DaemonEvents::default());
         let mut apart = Rng::new(rng.clone().next_u64().rotate_left(17) ^ APART);
+        let later = Rng::new(apart.clone().next_u64().rotate_left(29) ^ LATER);
         cast.daemon.events.join(heard.clone());
         let under_way = Rc::new(UnderWay::default());
         cast.daemon.events.join(under_way.clone());
@@ -248,6 +253,7 @@ impl Setup {
             rng: RefCell::new(rng),
             has_filters: apart.chance(1, 3),
             apart: RefCell::new(apart),
+            later: RefCell::new(later),
             failure: RefCell::default(),
             log: RefCell::default(),
         })
@@ -261,6 +267,11 @@ impl Setup {
     /// As [`Setup::draw`], for what was added later.
     pub(super) fn draw_apart<T>(&self, draw: impl FnOnce(&mut Rng) -> T) -> T {
         draw(&mut self.apart.borrow_mut())
+    }
+
+    /// As [`Setup::draw_apart`], for what was added after that.
+    pub(super) fn draw_later<T>(&self, draw: impl FnOnce(&mut Rng) -> T) -> T {
+        draw(&mut self.later.borrow_mut())
     }
 
     /// Carries a command out, as a client of a monitor asks for it.
