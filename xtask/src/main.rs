@@ -15,6 +15,7 @@ mod guest;
 mod interleavings;
 mod iotests;
 mod kills;
+mod lost_writeback;
 mod monitor;
 mod package;
 mod process;
@@ -76,6 +77,8 @@ usage: cargo xtask TASK [ARGUMENTS]
                              servers killed in the middle of everything; --real tortures QEMU's
   kills [--times N] [--moves N] [--seed S] [--queues N] [--raw] [--vellum PROGRAM]
                              a real guest on vhost-user-blk whose daemon is killed N times
+  lost-writeback [--rounds N] [--seed S] [--only WORD]... [--vellum PROGRAM]
+                             all that is written, on a file system that loses writes at writeback
   space [--only WORD]... [--loop] [--mib N] [--vellum PROGRAM | --real]
                              a real guest fills, trims and refills images with no more room than
                              they need; --real: QEMU's daemon serves them
@@ -116,6 +119,7 @@ fn run_task(mut arguments: lexopt::Parser) -> Result<()> {
         "interleavings" => interleavings::run(arguments),
         "torture" => torture::run(arguments),
         "kills" => kills::run(arguments),
+        "lost-writeback" => lost_writeback::run(arguments),
         "space" => space::run(arguments),
         "golden" => golden::run(arguments),
         other => bail!("no task is named '{other}'\n{USAGE}"),
