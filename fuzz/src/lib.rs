@@ -7,7 +7,6 @@
 //! | `crates/format/tests/corpus.rs` | [`decoders`] |
 //! | `crates/engine/tests/it/image_corpus.rs` | [`image`] |
 //! | `crates/foreign/tests/it/corpus.rs` | [`foreign`] |
-//! | `crates/files/tests/corpus.rs` | [`files`] |
 //! | `crates/repository/tests/corpus.rs` | [`repository`] |
 //! | `crates/export/tests/it/corpus.rs` | [`nbd`] |
 //! | `crates/export/tests/it/sessions.rs` | [`nbd_server`], [`nbd_client`] |
@@ -21,7 +20,6 @@
 
 pub mod audit;
 pub mod decoders;
-pub mod files;
 pub mod foreign;
 pub mod image;
 pub mod monitor;

@@ -50,13 +50,6 @@ const NEEDS: &[Need] = &[
     need(Probe::Program("fusermount3"), "fuse3"),
     need(Probe::Program("mkfs.xfs"), "xfsprogs"),
     need(Probe::Program("mkfs.btrfs"), "btrfs-progs"),
-    // Images for `vellum mount --files`: FAT, files in it without mounting it, ISO9660,
-    // partitions.
-    need(Probe::Program("genisoimage"), "genisoimage"),
-    need(Probe::Program("xorriso"), "xorriso"),
-    need(Probe::Program("mkfs.vfat"), "dosfstools"),
-    need(Probe::Program("mcopy"), "mtools"),
-    need(Probe::Program("sfdisk"), "fdisk"),
     need(Probe::Program("busybox"), "busybox-static"),
     need(Probe::Program("xz"), "xz-utils"),
     need(Probe::Program("strace"), "strace"),

@@ -19,10 +19,11 @@ const GUIDE: &str = include_str!("../../../docs/GUIDE.md");
 const OPERATIONS: &str = include_str!("../../../docs/OPERATIONS.md");
 const VELLUM: &str = env!("CARGO_BIN_EXE_vellum");
 /// Why a block may be left out, and how many there are for that reason.
-const NOT_RUN: [(&str, usize); 3] = [
+const NOT_RUN: [(&str, usize); 4] = [
     ("installs packages", 3),
     ("needs a registry", 1),
     ("needs a volume group", 1),
+    ("needs libguestfs", 2),
 ];
 const NOT_RUN_OF_OPERATIONS: [(&str, usize); 1] = [("needs systemd", 2)];
 /// A section that takes longer waits for something that does not come.

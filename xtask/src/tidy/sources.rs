@@ -12,11 +12,7 @@ use crate::workspace::Workspace;
 const FILE_MAX_LINES: usize = 600;
 const TESTS_START: &str = "#[cfg(test)]\nmod ";
 /// Crates that must hold no unsafe code, and say so to the compiler.
-const WITHOUT_UNSAFE: &[&str] = &[
-    "crates/engine/src/lib.rs",
-    "crates/files/src/lib.rs",
-    "crates/format/src/lib.rs",
-];
+const WITHOUT_UNSAFE: &[&str] = &["crates/engine/src/lib.rs", "crates/format/src/lib.rs"];
 const FORBID_UNSAFE: &str = "#![forbid(unsafe_code)]";
 
 /// What breaks the rules.

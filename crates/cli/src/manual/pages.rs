@@ -383,7 +383,7 @@ const MEASURE: &[Example] = &[
 ];
 
 const MOUNT: Page = Page {
-    usage: &["[OPTIONS] IMAGE FILE", "--files [OPTIONS] IMAGE DIRECTORY"],
+    usage: &["[OPTIONS] IMAGE FILE"],
     examples: &[
         (
             "vellum mount --fork disk.qcow2 disk",
@@ -392,14 +392,6 @@ const MOUNT: Page = Page {
         (
             "vellum mount -r -l before-upgrade disk.qcow2 disk",
             "as it was at a snapshot",
-        ),
-        (
-            "vellum mount --fork --files disk.qcow2 look",
-            "the files on the disk below 'look', without root; 'fusermount3 -u look' ends it",
-        ),
-        (
-            "vellum mount --files --partition 3 disk.qcow2 look",
-            "those of its third partition",
         ),
     ],
     exits: &[("0", "unmounted, or ended by a signal"), FAILED],

@@ -16,8 +16,6 @@ enum Id {
     Growable,
     AllowOther,
     IoUring,
-    Files,
-    Partition,
     Snapshot,
     LoadSnapshot,
     Format,
@@ -39,8 +37,6 @@ const OPTIONS: &[OptionSpec<Id>] = &[
     OptionSpec::long(Id::Growable, "growable", Takes::Nothing),
     OptionSpec::long(Id::AllowOther, "allow-other", Takes::Nothing),
     OptionSpec::long(Id::IoUring, "io-uring", Takes::Value),
-    OptionSpec::long(Id::Files, "files", Takes::Nothing),
-    OptionSpec::long(Id::Partition, "partition", Takes::Value),
     OptionSpec::new(Id::Snapshot, 's', "snapshot", Takes::Nothing),
     OptionSpec::new(Id::LoadSnapshot, 'l', "load-snapshot", Takes::Value),
     OptionSpec::new(Id::Format, 'f', "format", Takes::Value),
@@ -80,10 +76,6 @@ pub(super) struct Arguments {
     pub(super) allow_other: bool,
     /// How requests come from the kernel.
     pub(super) transport: Transport,
-    /// The files on the disk are shown, and not the disk.
-    pub(super) files: bool,
-    /// Those in this partition.
-    pub(super) partition: Option<u32>,
     /// Changes are thrown away.
     pub(super) temporary: bool,
     pub(super) snapshot: Option<String>,
@@ -116,8 +108,8 @@ impl Arguments {
         arguments.check()?;
         let Ok([image, mountpoint]) = <[String; 2]>::try_from(parser.operands()) else {
             return fail(
-                "Expecting an image and the file that it is to appear as, or with --files a \
-                 directory\nTry 'vellum mount --help' for more info",
+                "Expecting an image and the file that it is to appear as\nTry 'vellum mount \
+                 --help' for more info",
             );
         };
         (arguments.image, arguments.mountpoint) = (image, mountpoint);
@@ -139,11 +131,6 @@ impl Arguments {
                     _ => return fail(format!("Invalid io-uring mode '{value}'")),
                 }
             }
-            Id::Files => self.files = true,
-            Id::Partition => match value.parse() {
-                Ok(number) => self.partition = Some(number),
-                Err(_) => return fail(format!("Invalid partition number '{value}'")),
-            },
             Id::Snapshot => self.temporary = true,
             Id::LoadSnapshot => self.snapshot = Some(value),
             Id::Format => self.format = Some(value),
@@ -186,16 +173,7 @@ impl Arguments {
         if self.detect_zeroes == DetectZeroes::Unmap && self.keep_space {
             return fail("--detect-zeroes=unmap is not allowed with --discard=ignore");
         }
-        if self.partition.is_some() && !self.files {
-            return fail("--partition is of use with --files alone");
-        }
-        if self.files && self.temporary {
-            return fail("--snapshot is of no use where nothing can be written");
-        }
-        if self.files && self.transport == Transport::IoUring {
-            return fail("--io-uring is of no use with --files");
-        }
-        if self.snapshot.is_some() || self.files {
+        if self.snapshot.is_some() {
             self.read_only = true;
         }
         if self.read_only && self.growable {
@@ -224,9 +202,6 @@ mod tests {
         assert_eq!(arguments.mountpoint, "disk");
         assert!(arguments.growable && !arguments.read_only && !arguments.keep_space);
         assert!(parse("-l one a b").expect("valid").read_only);
-        let arguments = parse("--files --partition 5 a b").expect("valid");
-        assert!(arguments.files && arguments.read_only);
-        assert_eq!(arguments.partition, Some(5));
     }
 
     #[test]
@@ -239,23 +214,6 @@ mod tests {
             (
                 "-r --growable a b",
                 "--growable is of no use where nothing can be written",
-            ),
-            (
-                "--files --growable a b",
-                "--growable is of no use where nothing can be written",
-            ),
-            (
-                "--files -s a b",
-                "--snapshot is of no use where nothing can be written",
-            ),
-            (
-                "--partition=1 a b",
-                "--partition is of use with --files alone",
-            ),
-            ("--files --partition=x a b", "Invalid partition number 'x'"),
-            (
-                "--files --io-uring=on a b",
-                "--io-uring is of no use with --files",
             ),
             ("--io-uring=yes a b", "Invalid io-uring mode 'yes'"),
             ("--cache=foo a b", "Invalid cache mode `foo'"),

@@ -1,13 +1,12 @@
 //! `vellum mount`: shows the disk in an image as a regular file, until it is unmounted or a
 //! signal comes.
 //!
-//! `arguments` parses the command line, `files` shows the files on the disk instead. What it has in common with other servers is in `server`.
+//! `arguments` parses the command line. What it has in common with other servers is in `server`.
 //!
 //! Invariant: an image that was opened is closed, whatever fails after that, and after the last
 //! request on it.
 
 mod arguments;
-mod files;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -43,7 +42,6 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
             report::print(version(program));
             Ok(())
         }
-        Action::Mount if arguments.files => files::start(&Arc::new(arguments)),
         Action::Mount => start(&arguments),
     });
     match done {
@@ -60,11 +58,9 @@ pub fn help(program: &str) -> String {
     let call = report::call(program, "mount");
     format!(
         "Usage: {call} [OPTIONS] IMAGE FILE
-       {call} --files [OPTIONS] IMAGE DIRECTORY
 Shows the disk in an image as FILE, a regular file that exists already (its own content is
-hidden meanwhile), until FILE is unmounted or a signal comes.  With --files, shows the files
-of a file system on that disk below DIRECTORY, to be read.  Needs /dev/fuse, and fusermount3
-for those who are not root.
+hidden meanwhile), until FILE is unmounted or a signal comes.  Needs /dev/fuse, and
+fusermount3 for those who are not root.
 
   -h, --help                 print this text
   -V, --version              print the version
@@ -74,10 +70,6 @@ What to show, and to whom:
       --growable             writes beyond the end make the disk longer, and its size may
                              be set
       --allow-other          let other users in, as far as the mode of FILE says
-      --files                show the files of ext2, ext3, ext4, XFS, FAT or
-                             ISO9660 on the disk
-      --partition=NUMBER     with --files: those in this partition, counted as Linux does;
-                             0 for all of the disk.  Not needed where only one can be read
   -s, --snapshot             throw all changes away in the end
   -l, --load-snapshot=PARAM  show an internal snapshot: ID, NAME, or
                              snapshot.id=ID,snapshot.name=NAME
@@ -162,13 +154,7 @@ async fn serve(
         .transport(arguments.transport);
     let export = Export::new(device, mountpoint, &options).await;
     let export = export.map_err(failed)?;
-    let begun = tell(arguments, ready, || {
-        hint::give(&format!(
-            "the disk in '{}' is the file '{file}': Ctrl-C or 'umount {file}' ends it",
-            arguments.image,
-            file = arguments.mountpoint,
-        ));
-    });
+    let begun = tell(arguments, ready);
     if begun.is_ok() {
         program::discard_startup_pages();
         let unmounted = export.unmounted();
@@ -183,15 +169,20 @@ fn absolute(path: &str) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(failed)
 }
 
-/// Tells whoever waits that the mount is there; `hint` tells a person at a terminal.
-fn tell(arguments: &Arguments, ready: Option<Ready>, hint: impl FnOnce()) -> Result<(), Failure> {
+/// Writes the pid file and notifies the parent process, or the user at a terminal, that the file
+/// is mounted.
+fn tell(arguments: &Arguments, ready: Option<Ready>) -> Result<(), Failure> {
     if let Some(path) = &arguments.pid_file {
         write_pid_file(path)?;
     }
     match ready {
         Some(ready) => ready.notify_parent(false),
         None => {
-            hint();
+            hint::give(&format!(
+                "the disk in '{}' is the file '{file}': Ctrl-C or 'umount {file}' ends it",
+                arguments.image,
+                file = arguments.mountpoint,
+            ));
             Ok(())
         }
     }

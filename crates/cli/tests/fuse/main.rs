@@ -4,12 +4,8 @@
 
 mod daemon;
 mod disk;
-mod files;
-#[path = "../../../files/tests/common/images.rs"]
-mod images;
 mod killed;
-#[path = "../../../files/tests/common/listing.rs"]
-mod listing;
 mod loop_mount;
 mod place;
 mod transport;
+mod unprivileged;

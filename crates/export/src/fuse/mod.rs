@@ -1,5 +1,4 @@
-//! A regular file on which a disk appears: a FUSE server for one file. `tree` shows the files of
-//! a file system instead.
+//! A regular file on which a disk appears: a FUSE server for one file.
 //!
 //! [`Export::new`] mounts over a file and serves it from threads of its own, each a lane with a
 //! descriptor of its own. `proto` is the messages, `mount` and `clone` the way to the kernel,
@@ -18,7 +17,6 @@ mod mount_id;
 mod proto;
 mod queue;
 mod session;
-pub mod tree;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -40,7 +38,7 @@ use crate::nbd::lanes::{LaneSlot, Lanes, end as end_lanes};
 use crate::room::WhenFull;
 use crate::size_turns::SizeTurns;
 use file::{File, Rights};
-use mount::{Kind, Mount};
+use mount::Mount;
 use proto::{HEADER_BYTES, Header, Init, Operation, Welcome};
 use queue::LaneQueues;
 use session::{End, Session};
@@ -164,15 +162,10 @@ impl Export {
         options: &ExportOptions,
     ) -> Result<Export> {
         let mountpoint = mountpoint.into();
-        mount::prepare(&mountpoint, Kind::File)?;
+        mount::prepare(&mountpoint)?;
         let source = device.info().name;
-        let (mount, descriptor, allow_other) = mount::mount(
-            Kind::File,
-            &mountpoint,
-            &source,
-            options.allow_other,
-            !options.writable,
-        )?;
+        let (mount, descriptor, allow_other) =
+            mount::mount(&mountpoint, &source, options.allow_other, !options.writable)?;
         let kernel = MessageDevice::new(descriptor, mount::DEVICE)?;
         let wants_queues = wants_queues(options.transport, queue::is_switched_on());
         let devices = devices(kernel, lane_count(options.max_lanes, wants_queues));
@@ -378,19 +371,20 @@ fn no_queues() -> Error {
 /// queues, if they may.
 async fn greet(kernel: &MessageDevice, has_queues: bool) -> Result<bool> {
     let (buffers, len_bytes) = kernel.recv(session::receive_buffers()).await?;
-    let offered = Cell::new(false);
-    let reply = answer_greeting(&session::gather(&buffers, 0, len_bytes), |init| {
-        let welcome = welcome(init, has_queues);
-        offered.set(welcome.flags2 & proto::INIT2_OVER_IO_URING != 0);
-        welcome
-    })?;
-    let reply = Buffer::copy_of(&reply);
+    let (header, init) = greeting(&session::gather(&buffers, 0, len_bytes))?;
+    let welcome = welcome(&init, has_queues);
+    let body = welcome.encode();
+    let reply = proto::reply_header(header.unique, 0, body.bytes().len());
+    let reply = Buffer::copy_of(&[&reply, body.bytes()].concat());
     kernel.send(Buffers::from_iter([reply])).await?;
-    Ok(offered.get())
+    Ok(welcome.flags2 & proto::INIT2_OVER_IO_URING != 0)
 }
 
-/// The answer to the kernel's greeting: what `welcome` says to it.
-fn answer_greeting(message: &[u8], welcome: impl Fn(&Init) -> Welcome) -> Result<Vec<u8>> {
+/// Decodes the kernel's greeting.
+///
+/// # Errors
+/// If the message is no greeting, or of a version that is not supported.
+fn greeting(message: &[u8]) -> Result<(Header, Init)> {
     let operation =
         Header::decode(message).map(|header| (header, header.operation(&message[HEADER_BYTES..])));
     let Some((header, Some(Operation::Init(init)))) = operation else {
@@ -404,9 +398,7 @@ fn answer_greeting(message: &[u8], welcome: impl Fn(&Init) -> Welcome) -> Result
         );
         return Err(Error::new(ErrorKind::Unsupported, "mount", text));
     }
-    let body = welcome(&init).encode();
-    let reply = proto::reply_header(header.unique, 0, body.bytes().len());
-    Ok([&reply, body.bytes()].concat())
+    Ok((header, init))
 }
 
 fn welcome(init: &Init, has_queues: bool) -> Welcome {

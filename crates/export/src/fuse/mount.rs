@@ -34,24 +34,6 @@ const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 /// So many dead mounts, one over the other, are taken away.
 const REPAIRS_MAX: usize = 16;
 
-/// What appears there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// A regular file.
-    File,
-    /// A directory with files, to be read.
-    Tree,
-}
-
-impl Kind {
-    fn is(self, found: &fs::Metadata) -> bool {
-        match self {
-            Kind::File => found.is_file(),
-            Kind::Tree => found.is_dir(),
-        }
-    }
-}
-
 /// Whether a mount says so whose server has died. It cancels requests while the kernel takes the
 /// server's queues apart.
 fn is_dead(errno: i32) -> bool {
@@ -61,7 +43,6 @@ fn is_dead(errno: i32) -> bool {
 /// What is mounted, and how.
 #[derive(Debug)]
 pub(super) struct Request<'a> {
-    pub(super) kind: Kind,
     pub(super) mountpoint: &'a Path,
     /// What is shown there, for people.
     pub(super) source: &'a str,
@@ -80,16 +61,15 @@ pub(super) struct Mount {
     is_there: bool,
 }
 
-/// Looks whether there is something of that kind to mount over, and takes away what dead servers
-/// have left.
+/// Checks that there is a regular file to mount over, and unmounts what dead servers have left.
 ///
 /// # Errors
-/// If there is nothing, or it is something else, in QEMU's words; what the system says.
-pub(super) fn prepare(mountpoint: &Path, kind: Kind) -> Result<()> {
+/// If there is none, or it is no regular file, in QEMU's words; what the system says.
+pub(super) fn prepare(mountpoint: &Path) -> Result<()> {
     let shown = mountpoint.display();
     for _ in 0..REPAIRS_MAX {
         let error = match fs::metadata(mountpoint) {
-            Ok(found) if kind.is(&found) => {
+            Ok(found) if found.is_file() => {
                 // The kernel remembers what was there, also of a server that has died.
                 match rustix::fs::statfs(mountpoint) {
                     Err(errno) if is_dead(errno.raw_os_error()) => errno.into(),
@@ -97,11 +77,7 @@ pub(super) fn prepare(mountpoint: &Path, kind: Kind) -> Result<()> {
                 }
             }
             Ok(_) => {
-                let expected = match kind {
-                    Kind::File => "regular file",
-                    Kind::Tree => "directory",
-                };
-                let message = format!("'{shown}' is not a {expected}");
+                let message = format!("'{shown}' is not a regular file");
                 return Err(Error::new(ErrorKind::InvalidArgument, "mount", message));
             }
             Err(error) => error,
@@ -196,7 +172,6 @@ impl Drop for Mount {
 /// # Errors
 /// As [`Mount::new`].
 pub(super) fn mount(
-    kind: Kind,
     mountpoint: &Path,
     source: &str,
     allow_other: AllowOther,
@@ -204,7 +179,6 @@ pub(super) fn mount(
 ) -> Result<(Mount, OwnedFd, bool)> {
     let mount = |allow_other| {
         let (mount, descriptor) = Mount::new(&Request {
-            kind,
             mountpoint,
             source,
             allow_other,
@@ -247,10 +221,7 @@ fn mount_directly(request: &Request<'_>) -> Result<OwnedFd> {
     let options = format!(
         "fd={},rootmode={:o},user_id={user},group_id={group},{}",
         device.as_raw_fd(),
-        match request.kind {
-            Kind::File => libc::S_IFREG,
-            Kind::Tree => libc::S_IFDIR,
-        },
+        libc::S_IFREG,
         options(request),
     );
     let options = CString::new(options).expect("numbers and words have no NUL");
@@ -277,15 +248,12 @@ fn mount_directly(request: &Request<'_>) -> Result<OwnedFd> {
 }
 
 fn options(request: &Request<'_>) -> String {
-    let mut options = format!("max_read={MAX_TRANSFER_BYTES}");
-    if request.allow_other {
-        options += ",allow_other";
-    }
-    // Who looks into an image alone may see all of it, whoever its files belong to.
-    if request.allow_other || request.kind == Kind::File {
-        options += ",default_permissions";
-    }
-    options
+    let others = if request.allow_other {
+        ",allow_other"
+    } else {
+        ""
+    };
+    format!("default_permissions,max_read={MAX_TRANSFER_BYTES}{others}")
 }
 
 /// Has a program mount that may; `Err(None)` if there is none.
@@ -373,19 +341,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_regular_files_and_directories_are_mounted_over() {
+    fn only_regular_files_are_mounted_over() {
         let folder = tempfile::tempdir().expect("a folder");
-        let error = prepare(folder.path(), Kind::File).unwrap_err();
+        let error = prepare(folder.path()).unwrap_err();
         assert!(error.message().ends_with("is not a regular file"));
         let missing = folder.path().join("missing");
-        let error = prepare(&missing, Kind::File).unwrap_err();
+        let error = prepare(&missing).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
         assert!(error.message().starts_with("Failed to stat '"));
         let file = folder.path().join("file");
         fs::write(&file, []).expect("a file");
-        prepare(&file, Kind::File).expect("a file to mount over");
-        let error = prepare(&file, Kind::Tree).unwrap_err();
-        assert!(error.message().ends_with("is not a directory"));
-        prepare(folder.path(), Kind::Tree).expect("a directory to mount over");
+        prepare(&file).expect("a file to mount over");
     }
 }

@@ -95,7 +95,7 @@ pub(super) enum Operation {
 pub(super) struct Header {
     /// Of the whole message in bytes.
     pub(super) len_bytes: u32,
-    pub(super) opcode: u32,
+    opcode: u32,
     /// The request's number, which its answer repeats.
     pub(super) unique: u64,
     /// The file.
@@ -164,7 +164,7 @@ pub(super) struct Time {
 }
 
 /// Takes a message apart from its beginning.
-pub(super) struct Reader<'a>(pub(super) &'a [u8]);
+struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
@@ -173,11 +173,11 @@ impl Reader<'_> {
         Some(*bytes)
     }
 
-    pub(super) fn u32(&mut self) -> Option<u32> {
+    fn u32(&mut self) -> Option<u32> {
         self.take().map(u32::from_ne_bytes)
     }
 
-    pub(super) fn u64(&mut self) -> Option<u64> {
+    fn u64(&mut self) -> Option<u64> {
         self.take().map(u64::from_ne_bytes)
     }
 }
@@ -334,25 +334,19 @@ impl Body {
         self
     }
 
-    pub(super) fn u32(mut self, value: u32) -> Self {
+    fn u32(mut self, value: u32) -> Self {
         self.0.extend(value.to_ne_bytes());
         self
     }
 
-    pub(super) fn u64(mut self, value: u64) -> Self {
+    fn u64(mut self, value: u64) -> Self {
         self.0.extend(value.to_ne_bytes());
         self
     }
 
     /// Zeroes up to a length of `len_bytes` bytes.
-    pub(super) fn pad(mut self, len_bytes: usize) -> Self {
+    fn pad(mut self, len_bytes: usize) -> Self {
         self.0.resize(len_bytes, 0);
-        self
-    }
-
-    /// These bytes.
-    pub(super) fn with(mut self, bytes: &[u8]) -> Self {
-        self.0.extend_from_slice(bytes);
         self
     }
 

@@ -1,6 +1,0 @@
-//! Invariants: see [`vellum_fuzz::files::check_files`].
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    vellum_fuzz::files::check_files(data);
-});

@@ -1,6 +1,0 @@
-//! Invariants: see [`vellum_fuzz::files::check_iso`].
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    vellum_fuzz::files::check_iso(data);
-});
