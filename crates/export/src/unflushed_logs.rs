@@ -5,8 +5,8 @@
 //! lost under it. So a flush of a disk, by whichever export, is one for the logs of that disk, too,
 //! before it is answered.
 //!
-//! A log that a guest has not handed over yet cannot be flushed. What is changed until then, its writes are not
-//! written over ([`Overtaken`]).
+//! A log that a guest has not handed over yet cannot be flushed. Ranges that are changed until then are recorded
+//! (`overtaken.rs`), and the log is replayed outside of them.
 //!
 //! Invariant: when a flush or a durable write through [`UnflushedLogs::flushed_with`] is complete, no log of
 //! the same disk holds anything that was acknowledged before it began.
