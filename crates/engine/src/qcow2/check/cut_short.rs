@@ -219,9 +219,10 @@ pub(in crate::qcow2) async fn note_if_cut_short(
     if header.version < 3 || is_noted || !file.capabilities().growable {
         return Ok(());
     }
-    // Of most images that is all that is read.
+    // Of most images that is all that is read. The counts of a dirty one are out of date.
     let end_of_file = file.len_bytes()?;
-    if !matches!(counts_beyond_end(file, header, end_of_file).await, Ok(true)) {
+    let is_dirty = header.incompatible.contains(Incompatible::DIRTY);
+    if !is_dirty && !matches!(counts_beyond_end(file, header, end_of_file).await, Ok(true)) {
         return Ok(());
     }
     let Ok(Some(_)) = cut_short(file.clone()).await else {
