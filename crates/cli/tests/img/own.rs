@@ -95,6 +95,17 @@ fn an_image_on_its_own_file_is_not_created() {
             assert!(std::fs::read(twins.ours("base")).unwrap() == before);
         }
     }
+    twins.same("create -q -f qcow2 -b base -F qcow2 middle");
+    let json = r#"json:{"file":{"driver":"file","filename":"base"}}"#;
+    for backing in ["middle", json] {
+        let words = [
+            "create", "-q", "-f", "qcow2", "-b", backing, "-F", "qcow2", "base",
+        ];
+        let answer = twins.run_ours(&words);
+        assert_eq!(answer.code, Some(1), "{backing}: {answer:?}");
+        assert!(answer.err.contains("is the same file as"), "{answer:?}");
+        assert!(std::fs::read(twins.ours("base")).unwrap() == before);
+    }
 }
 
 #[test]
