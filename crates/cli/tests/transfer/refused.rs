@@ -19,6 +19,18 @@ fn a_disk_in_use_is_not_replaced() {
 }
 
 #[test]
+fn a_stream_does_not_go_into_its_own_source() {
+    let place = Place::new();
+    crate::source(&place);
+    place.done("cp src kept && ln src link");
+    for line in ["-U src 1<>src", "src >>link", "-U -o link src"] {
+        let said = place.fails(&format!("$VELLUM send -q {line}"));
+        assert!(said.contains("is the same file as"), "{line}: {said}");
+        place.done("cmp src kept");
+    }
+}
+
+#[test]
 fn changes_of_something_else_are_refused() {
     let place = Place::new();
     crate::source(&place);
@@ -124,7 +136,7 @@ fn sources_that_cannot_be_sent_are_refused() {
         "-l excludes --since",
     );
     refused("$VELLUM send none | cat", "No such file");
-    refused("$VELLUM send -o src src", "'src' exists");
+    refused("$VELLUM send -o src src", "is the same file as");
     refused(
         "script -qec '$VELLUM send src' /dev/null >&2; false",
         "a terminal",

@@ -22,8 +22,9 @@ use super::super::command::{
     reading_once, size,
 };
 use super::super::common::{self, CommonArgs};
+use super::super::convert_stdout::OUTPUT_FILE;
 use super::super::note::cannot;
-use super::super::{cut_short, help, snapshot};
+use super::super::{convert_onto_source, cut_short, help, snapshot};
 use super::source::SourceIdentity;
 use super::{id_text, parse_header, parse_id, source, widen};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
@@ -183,7 +184,10 @@ async fn open_and_send(command: Command<'_>, arguments: &mut Arguments) -> Outco
     let spec = arguments.common.image(name)?;
     let opened = open_device(&spec, &flags).await;
     let device = opened.map_err(|error| open_failure(name, &error))?;
-    cut_short::refuse(std::slice::from_ref(&device)).await?;
+    let source = std::slice::from_ref(&device);
+    let target = arguments.file.as_deref().unwrap_or(OUTPUT_FILE);
+    convert_onto_source::refuse_names(source, [target])?;
+    cut_short::refuse(source).await?;
     let bitmap_name = arguments.bitmap_name()?;
     let bitmap = match &bitmap_name {
         Some(name) => Some(read_bitmap(&device, name).await?),
