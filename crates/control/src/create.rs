@@ -2,17 +2,16 @@
 
 mod foreign_image;
 mod other_files;
+mod own_file;
 mod qcow2;
 
-use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use vellum::Preallocation;
 use vellum::qcow2::create::CreateOptions;
-use vellum::{BlockDevice, Preallocation};
 use vellum::{Buffer, Buffers, Error, ErrorKind, Result, Storage};
 use vellum_format::header::CompressionType;
-use vellum_storage::AsFile;
 use vellum_storage::WriteFlags;
 use vellum_storage::file::{Create, FileOptions, FileStorage, Locks};
 use vellum_storage::lock::Permissions;
@@ -22,7 +21,6 @@ use crate::create_options::{
 };
 use crate::encryption;
 use crate::foreign;
-use crate::layer_files::layer_files;
 use crate::nbd_name;
 use crate::open::open_file;
 use crate::probe::is_format_name;
@@ -33,6 +31,7 @@ use crate::{
 };
 
 pub use other_files::other_files;
+use own_file::{refuse_own_file, refuse_own_files};
 pub use qcow2::ShortStorage;
 
 const SECTOR_BYTES: u64 = 512;
@@ -176,53 +175,6 @@ pub async fn prepare(request: &CreateRequest) -> Result<CreateSettings> {
         return Err(invalid("Image creation needs a size parameter"));
     }
     Ok(settings)
-}
-
-/// Refuses a backing file that is the new image's own file by another name: creating would empty it.
-fn refuse_own_file(filename: &str, backing: &str) -> Result<()> {
-    let below = filename::resolve(filename, backing).ok();
-    match below.and_then(|full| file_of(&full)) {
-        Some(below) if file_of(filename) == Some(below) => Err(own_file(filename, backing)),
-        _ => Ok(()),
-    }
-}
-
-/// As [`refuse_own_file`], of all files of the open backing file and of those below it.
-fn refuse_own_files(filename: &str, backing: &str, device: &Arc<dyn BlockDevice>) -> Result<()> {
-    let Some(own) = file_of(filename) else {
-        return Ok(());
-    };
-    let layers = std::iter::successors(Some(device.clone()), |layer| layer.backing());
-    let mut files = layers.flat_map(|layer| layer_files(&*layer));
-    let is_own = |storage: Arc<dyn Storage>| {
-        let file = storage.as_file();
-        file.is_some_and(|file| file.device_and_inode() == own)
-    };
-    match files.any(is_own) {
-        true => Err(own_file(filename, backing)),
-        false => Ok(()),
-    }
-}
-
-/// What tells a file from others, as [`FileStorage::device_and_inode`].
-fn file_of(name: &str) -> Option<(u64, u64)> {
-    let path = filename::local_path(name).ok()?;
-    let options = FileOptions::default()
-        .read_only(true)
-        .locks(Locks::Unlocked);
-    let found = std::fs::metadata(&path).ok()?.file_type();
-    if !found.is_file() && !found.is_block_device() {
-        return None;
-    }
-    let file = FileStorage::open(path, &options).ok()?;
-    Some(file.device_and_inode())
-}
-
-fn own_file(filename: &str, backing: &str) -> Error {
-    invalid(format!(
-        "'{filename}' is the same file as the backing file '{backing}', or as one below it: creating the image would \
-         destroy it. Choose another name"
-    ))
 }
 
 async fn check_backing(
