@@ -34,6 +34,10 @@ const OPENERS: &[(&str, &str)] = &[
         "a new image that a user names",
     ),
     (
+        "crates/control/src/create/own_file.rs",
+        "the new image and its backing file, as a user names them",
+    ),
+    (
         "crates/control/src/daemon/chardev/files.rs",
         "logs and devices that a user names",
     ),
