@@ -167,7 +167,7 @@ pub async fn prepare(request: &CreateRequest) -> Result<CreateSettings> {
                 "Error: Trying to create an image with the same filename as the backing file",
             ));
         }
-        refuse_own_file(&request.filename, &backing)?;
+        refuse_own_file(&made_files(request, &settings), &backing)?;
         check_backing(request, &mut settings, &backing).await?;
     }
     let needs_size = !encryption::has_detached_header(&settings);
@@ -175,6 +175,13 @@ pub async fn prepare(request: &CreateRequest) -> Result<CreateSettings> {
         return Err(invalid("Image creation needs a size parameter"));
     }
     Ok(settings)
+}
+
+/// The names of the files that a request makes: the image first, then its external data file.
+fn made_files<'a>(request: &'a CreateRequest, settings: &'a CreateSettings) -> Vec<&'a str> {
+    std::iter::once(request.filename.as_str())
+        .chain(settings.text("data_file"))
+        .collect()
 }
 
 async fn check_backing(
@@ -204,7 +211,7 @@ async fn check_backing(
             error_text(&error)
         ))
     })?;
-    refuse_own_files(&request.filename, backing, &device)?;
+    refuse_own_files(&made_files(request, settings), backing, &device)?;
     if format.is_none() {
         let detected = device.info().format;
         return Err(invalid(format!(

@@ -476,7 +476,13 @@ async fn open_format_file(
     format: Option<Format>,
     around: &OpenContext,
 ) -> Result<(OpenedNode, Format)> {
-    let file = graph::optional_child(options, "file", Role::Protocol, around).await?;
+    let file = match format {
+        // It keeps nothing of an image below it, which may be another one tomorrow.
+        Some(Format::Raw { .. }) => {
+            Some(graph::exchangeable_child(options, "file", Role::Protocol, around).await?)
+        }
+        _ => graph::optional_child(options, "file", Role::Protocol, around).await?,
+    };
     let Some(file) = file else {
         return Err(match format {
             None => invalid("Must specify either driver or file"),

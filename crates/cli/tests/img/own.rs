@@ -108,6 +108,28 @@ fn an_image_on_its_own_file_is_not_created() {
     }
 }
 
+/// The same for the file that takes an image's data.
+#[test]
+fn an_external_data_file_in_the_backing_chain_is_not_created() {
+    let twins = Twins::new(&[
+        "qemu-img create -q -f qcow2 base 1M",
+        "qemu-img create -q -f qcow2 -b base -F qcow2 middle",
+    ]);
+    std::fs::hard_link(twins.ours("base"), twins.ours("link")).unwrap();
+    let before = std::fs::read(twins.ours("base")).unwrap();
+    for (backing, data) in [("base", "base"), ("base", "link"), ("middle", "base")] {
+        let data = format!("data_file={data}");
+        let words = [
+            "create", "-q", "-f", "qcow2", "-b", backing, "-F", "qcow2", "-o", &data, "new", "1M",
+        ];
+        let answer = twins.run_ours(&words);
+        assert_eq!(answer.code, Some(1), "{backing} {data}: {answer:?}");
+        assert!(answer.err.contains("is the same file as"), "{answer:?}");
+        assert!(std::fs::read(twins.ours("base")).unwrap() == before);
+        assert!(!twins.ours("new").exists());
+    }
+}
+
 #[test]
 fn a_failed_create_leaves_no_file() {
     let twins = Twins::new(&[]);

@@ -31,6 +31,7 @@ mod permissions;
 mod place;
 mod promises;
 mod quorum;
+mod raw_over_images;
 mod reopen;
 mod schema;
 mod scrub;

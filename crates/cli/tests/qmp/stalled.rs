@@ -489,3 +489,50 @@ fn other_commands_are_answered_while_bitmaps_are_changed_of_a_silent_server() {
     daemon.end();
     target.0.end();
 }
+
+/// A stream that is cancelled while the server of its backing file is silent leaves its nodes once that answers.
+/// Until then commands about other disks are answered.
+#[test]
+fn other_commands_are_answered_while_a_cancelled_stream_waits_for_its_server() {
+    let place = Place::new();
+    let target = Target::start(&place);
+    place.io("nbd+unix:///?socket=theirs", &["write -P 1 0 64M"]);
+    place.img("create -q -f qcow2 -u -b base -F raw top 64M");
+    place.img("create -q -f qcow2 other 64M");
+    let server = place.path("theirs").display().to_string();
+    let below = "qcow2,node-name=disk,file.driver=file,file.filename=top,backing.driver=raw,\
+                 backing.file.driver=nbd,backing.file.server.type=unix,backing.file.server.path=";
+    let mut daemon = place.ours(&[
+        "--blockdev",
+        &format!("{below}{server}"),
+        "--blockdev",
+        "qcow2,node-name=other,file.driver=file,file.filename=other",
+        "--nbd-server",
+        "addr.type=unix,addr.path=sock",
+    ]);
+    let stream = json!({"device": "disk", "job-id": "j", "speed": 4 << 20});
+    daemon.must("block-stream", stream);
+    stall_in_the_middle(&mut daemon, &target, &place);
+    daemon.must("block-job-cancel", json!({"device": "j"}));
+    std::thread::sleep(Duration::from_millis(300));
+    let asked = Instant::now();
+    daemon.must("query-block-jobs", json!({}));
+    daemon.must("query-named-block-nodes", json!({}));
+    let null = json!({"driver": "null-co", "node-name": "more"});
+    daemon.must("blockdev-add", null);
+    daemon.must("blockdev-del", json!({"node-name": "more"}));
+    let over = json!({
+        "node-name": "other", "snapshot-file": "over", "snapshot-node-name": "over", "format": "qcow2",
+    });
+    daemon.must("blockdev-snapshot-sync", over);
+    let export =
+        json!({"type": "nbd", "id": "e", "node-name": "over", "name": "over", "writable": true});
+    daemon.must("block-export-add", export);
+    place.io("nbd+unix:///over?socket=sock", &["write -P 2 0 64k"]);
+    daemon.must("block-export-del", json!({"id": "e"}));
+    assert!(asked.elapsed() < SOON, "{:?}", asked.elapsed());
+    target.signal(&place, "-CONT");
+    daemon.wait("j", "null");
+    daemon.end();
+    target.0.end();
+}

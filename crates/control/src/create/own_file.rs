@@ -1,9 +1,10 @@
-//! Refuses to make an image in a file of its own backing chain, which creating would empty.
+//! Refuses to make an image, or its data file, in a file of its own backing chain: creating would
+//! empty that file.
 
 use std::os::unix::fs::FileTypeExt;
 use std::sync::Arc;
 
-use vellum::{BlockDevice, Error, Result, Storage};
+use vellum::{BlockDevice, Error, Result};
 use vellum_storage::AsFile;
 use vellum_storage::file::{FileOptions, FileStorage, Locks};
 
@@ -11,37 +12,46 @@ use super::invalid;
 use crate::filename;
 use crate::layer_files::layer_files;
 
-/// Refuses a backing file that is the new image's own file by another name: creating would empty it.
-pub(super) fn refuse_own_file(filename: &str, backing: &str) -> Result<()> {
-    let below = filename::resolve(filename, backing).ok();
-    match below.and_then(|full| file_of(&full)) {
-        Some(below) if file_of(filename) == Some(below) => Err(own_file(filename, backing)),
-        _ => Ok(()),
+/// Refuses a backing file that is one of the files to be made by another name: creating would empty
+/// it. `made` holds the names of these files, the image first, whose folder a relative backing name
+/// starts from.
+pub(super) fn refuse_own_file(made: &[&str], backing: &str) -> Result<()> {
+    let below = made
+        .first()
+        .and_then(|image| filename::resolve(image, backing).ok())
+        .and_then(|full| file_of(&full));
+    match made
+        .iter()
+        .find(|name| below.is_some() && file_of(name) == below)
+    {
+        Some(name) => Err(own_file(name, backing)),
+        None => Ok(()),
     }
 }
 
-/// As [`refuse_own_file`], of all files of the open backing file and of those below it.
+/// As [`refuse_own_file`], for all files of the open backing file and of those below it.
 pub(super) fn refuse_own_files(
-    filename: &str,
+    made: &[&str],
     backing: &str,
     device: &Arc<dyn BlockDevice>,
 ) -> Result<()> {
-    let Some(own) = file_of(filename) else {
-        return Ok(());
-    };
+    let made: Vec<_> = made
+        .iter()
+        .filter_map(|&name| Some((name, file_of(name)?)))
+        .collect();
     let layers = std::iter::successors(Some(device.clone()), |layer| layer.backing());
     let mut files = layers.flat_map(|layer| layer_files(&*layer));
-    let is_own = |storage: Arc<dyn Storage>| {
-        let file = storage.as_file();
-        file.is_some_and(|file| file.device_and_inode() == own)
-    };
-    match files.any(is_own) {
-        true => Err(own_file(filename, backing)),
-        false => Ok(()),
+    let same = files.find_map(|storage| {
+        let file = storage.as_file()?.device_and_inode();
+        made.iter().find(|(_, made)| *made == file)
+    });
+    match same {
+        Some((name, _)) => Err(own_file(name, backing)),
+        None => Ok(()),
     }
 }
 
-/// What tells a file from others, as [`FileStorage::device_and_inode`].
+/// The identity of a file, as [`FileStorage::device_and_inode`].
 fn file_of(name: &str) -> Option<(u64, u64)> {
     let path = filename::local_path(name).ok()?;
     let options = FileOptions::default()
