@@ -20,6 +20,7 @@ impl Image {
         self.allocator.refcounts.cache.set_budget(Budget {
             max_bytes: sizes.refcount_bytes,
             adaptive: false,
+            holds_all: false,
         });
         Ok(())
     }

@@ -277,6 +277,7 @@ impl CacheOptions {
             l2: Budget {
                 max_bytes: l2_entries.max(MIN_L2_CACHE_ENTRIES) * l2_entry_bytes,
                 adaptive: self.l2_cache_size_bytes.is_none() && self.cache_size_bytes.is_none(),
+                holds_all: l2_bytes >= whole_image,
             },
             refcount_bytes: refcount_blocks.max(MIN_REFCOUNT_CACHE_CLUSTERS) * cluster,
         })

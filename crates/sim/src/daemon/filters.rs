@@ -1,10 +1,11 @@
-//! Filters beside jobs: limits, or copy-on-read, over a disk, by which somebody reads it while a job changes
-//! what it stands on. They show the disk, whatever its users are led to.
+//! Filters beside jobs: limits, copy-on-read, or a `raw` node with or without an offset, over a disk, by which
+//! somebody reads it while a job changes what it stands on. They show the disk, whatever its users are led to.
 //!
 //! All of it is drawn apart: a scenario without filters is the same as ever.
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::json;
@@ -13,6 +14,9 @@ use vellum_io::{Buffer, JoinHandle};
 
 use super::setup::{GuestDisk, Setup};
 use crate::failure::{Failure, FailureKind};
+
+/// What offsets and sizes of `raw` nodes are multiples of.
+const SECTOR_BYTES: u64 = 512;
 
 /// Groups of limits are the process's, which plays many scenarios.
 static GROUPS: AtomicU64 = AtomicU64::new(0);
@@ -50,12 +54,27 @@ impl Filter {
             node["throttle-group"] = json!(id);
             group = Some(id);
         }
+        let mut window_offset = 0;
+        if group.is_none() && setup.draw_later(|rng| rng.chance(1, 2)) {
+            node["driver"] = json!("raw");
+            let sectors = disk.model.borrow().least_size_bytes() / SECTOR_BYTES;
+            if setup.draw_later(|rng| rng.chance(1, 2)) {
+                let first = setup.draw_later(|rng| rng.below(sectors / 2));
+                let count = setup.draw_later(|rng| rng.between(1, sectors - first));
+                window_offset = first * SECTOR_BYTES;
+                node["offset"] = json!(window_offset);
+                node["size"] = json!(count * SECTOR_BYTES);
+            }
+        }
         if !setup.demand("blockdev-add", node).await {
             return None;
         }
         let over = Rc::new(Cell::new(false));
-        let device = setup.nodes.device(&name).ok()?;
-        let read = read_by(setup.clone(), disk.clone(), device, over.clone());
+        let shown = Shown {
+            device: setup.nodes.device(&name).ok()?,
+            offset: window_offset,
+        };
+        let read = read_by(setup.clone(), disk.clone(), shown, over.clone());
         Some(Filter {
             name,
             group,
@@ -77,31 +96,39 @@ impl Filter {
     }
 }
 
-async fn read_by(
-    setup: Rc<Setup>,
-    disk: Rc<GuestDisk>,
-    device: std::sync::Arc<dyn BlockDevice>,
-    over: Rc<Cell<bool>>,
-) {
+/// What a filter shows of a disk.
+struct Shown {
+    device: Arc<dyn BlockDevice>,
+    /// Where in the disk the device begins.
+    offset: u64,
+}
+
+async fn read_by(setup: Rc<Setup>, disk: Rc<GuestDisk>, shown: Shown, over: Rc<Cell<bool>>) {
     while !over.get() && setup.failure().is_none() {
         for _ in 0..setup.draw_apart(|rng| rng.below(40)) {
             vellum_io::lane::yield_now().await;
         }
-        if let Err(failure) = read(&setup, &disk, &*device).await {
+        if let Err(failure) = read(&setup, &disk, &shown).await {
             setup.fail(failure.when("by a filter"));
         }
     }
 }
 
-async fn read(setup: &Setup, disk: &GuestDisk, device: &dyn BlockDevice) -> Result<(), Failure> {
-    let size = disk.model.borrow().least_size_bytes();
-    let most = 2 * disk.cluster_size_bytes.min(size / 2);
+async fn read(setup: &Setup, disk: &GuestDisk, shown: &Shown) -> Result<(), Failure> {
+    let least = disk.model.borrow().least_size_bytes() - shown.offset;
+    let size = least.min(shown.device.size_bytes());
+    let most = size.min(2 * disk.cluster_size_bytes.min(size / 2).max(1));
     let len = setup.draw_apart(|rng| rng.between(1, most));
     let offset = setup.draw_apart(|rng| rng.below(size - len + 1));
-    setup.note(format!("by a filter: {offset}+{len}"));
+    let of_disk = shown.offset + offset;
+    setup.note(format!("by a filter: {of_disk}+{len}"));
     let begun = disk.model.borrow_mut().begin_watch();
-    match device.read(offset, Buffer::zeroed(len as usize)).await {
-        Ok(buffer) => Ok(disk.model.borrow_mut().end_read(begun, offset, &buffer)?),
+    let read = shown
+        .device
+        .read(offset, Buffer::zeroed(len as usize))
+        .await;
+    match read {
+        Ok(buffer) => Ok(disk.model.borrow_mut().end_read(begun, of_disk, &buffer)?),
         Err(_) if setup.faulty => Ok(()),
         Err(error) => Err(Failure::error(FailureKind::Request, "read", &error)),
     }

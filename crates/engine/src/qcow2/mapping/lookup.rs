@@ -397,6 +397,7 @@ mod tests {
         let budget = Budget {
             max_bytes: 1 << 20,
             adaptive: false,
+            holds_all: false,
         };
         let l2 = L2Cache::with_codec(L2Codec::new(geometry), 4096, budget);
         l2.insert_clean(TABLE, &slice);

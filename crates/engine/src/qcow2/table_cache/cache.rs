@@ -17,7 +17,7 @@
 //! - Only clean tables are evicted, so a load never finds stale bytes.
 //! - Only dirty tables, and the last clean one, take memory beyond the budget.
 //! - A load ends only its own claim, so bytes read before a table was forgotten never become one.
-//! - Half a budget of dirty tables asks for a commit.
+//! - Half a budget of dirty tables asks for a commit; in a cache with room for every table 4 MiB do.
 
 mod codec;
 mod ghosts;
@@ -45,6 +45,8 @@ pub(crate) struct Budget {
     pub(crate) max_bytes: u64,
     /// Take only what turns out to be needed.
     pub(crate) adaptive: bool,
+    /// That is room for every table, so none is ever evicted to make room for another.
+    pub(crate) holds_all: bool,
 }
 
 /// A copy of a dirty table on its way to disk.
@@ -62,6 +64,7 @@ pub(crate) struct TableCache<C: Codec = RawTables> {
     table_bytes: usize,
     max_bytes: AtomicUsize,
     adaptive: AtomicBool,
+    holds_all: AtomicBool,
     /// The budget now: `max_bytes`, or less where it adapts.
     limit_bytes: AtomicUsize,
     used_bytes: AtomicUsize,
@@ -102,6 +105,9 @@ const MAX_SHARDS: usize = 16;
 const MIN_SHARD_BYTES: usize = 64 << 10;
 /// What an adaptive cache starts with.
 const START_BYTES: usize = 256 << 10;
+/// What a cache with room for every table counts as its budget at least when it asks for a commit. A commit
+/// costs one or two syncs of the file, and all that it is good for there is a short flush later.
+const HOLDS_ALL_BYTES: usize = 8 << 20;
 /// A table that comes back too early makes an adaptive cache grow by so many.
 const GROWTH_TABLES: usize = 4;
 /// Where growing is possible it pays to remember more than what fits now.
@@ -114,6 +120,7 @@ impl TableCache<RawTables> {
         let budget = Budget {
             max_bytes: budget_bytes,
             adaptive: false,
+            holds_all: false,
         };
         TableCache::with_codec(RawTables, table_bytes, budget)
     }
@@ -137,6 +144,7 @@ impl<C: Codec> TableCache<C> {
             table_bytes,
             max_bytes: AtomicUsize::new(0),
             adaptive: AtomicBool::new(false),
+            holds_all: AtomicBool::new(false),
             limit_bytes: AtomicUsize::new(0),
             used_bytes: AtomicUsize::new(0),
             tables: AtomicUsize::new(0),
@@ -163,6 +171,7 @@ impl<C: Codec> TableCache<C> {
         };
         self.max_bytes.store(max_bytes, Ordering::Relaxed);
         self.adaptive.store(budget.adaptive, Ordering::Relaxed);
+        self.holds_all.store(budget.holds_all, Ordering::Relaxed);
         self.limit_bytes
             .store(limit.min(max_bytes), Ordering::Relaxed);
         self.make_room(0, 0);
@@ -173,12 +182,17 @@ impl<C: Codec> TableCache<C> {
         self.table_bytes
     }
 
-    /// Whether dirty tables take more than so many percent of the budget.
+    /// Whether dirty tables take more than so many percent of the budget, or of [`HOLDS_ALL_BYTES`] where no table
+    /// is ever in another's way.
     fn is_dirty_beyond(&self, percent: usize) -> bool {
         let dirty_bytes = self.dirty.load(Ordering::Relaxed) * self.table_bytes;
         let max_bytes = self.max_bytes.load(Ordering::Relaxed);
-        let max_bytes = self.share.part_of(max_bytes);
-        dirty_bytes > max_bytes.max(2 * self.table_bytes) / 100 * percent
+        let part = self.share.part_of(max_bytes);
+        let most_bytes = match part == max_bytes && self.holds_all.load(Ordering::Relaxed) {
+            true => max_bytes.max(HOLDS_ALL_BYTES),
+            false => part,
+        };
+        dirty_bytes > most_bytes.max(2 * self.table_bytes) / 100 * percent
     }
 
     /// Whether so many tables are dirty that evicting clean ones soon will not

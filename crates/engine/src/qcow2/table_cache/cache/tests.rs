@@ -39,6 +39,7 @@ fn adaptive(max_bytes: u64) -> TableCache {
     let budget = Budget {
         max_bytes,
         adaptive: true,
+        holds_all: false,
     };
     TableCache::with_codec(RawTables, TABLE, budget)
 }
@@ -224,6 +225,7 @@ fn a_budget_can_shrink() {
     cache.set_budget(Budget {
         max_bytes: 256 << 10,
         adaptive: false,
+        holds_all: false,
     });
     assert!(cache.used_bytes() <= 256 << 10);
     load_now(&cache, key(5000), 1);
@@ -260,7 +262,7 @@ proptest! {
     /// on disk, and the books are right.
     #[test]
     fn tables_show_what_was_written(steps in steps()) {
-        let budget = Budget { max_bytes: 24 << 10, adaptive: false };
+        let budget = Budget { max_bytes: 24 << 10, adaptive: false, holds_all: false };
         let codec = L2Codec::new(l2_geometry());
         let cache = TableCache::with_codec(codec, TABLE, budget);
         let mut disk: HashMap<u64, Vec<u8>> = HashMap::new();
@@ -326,4 +328,27 @@ proptest! {
             prop_assert!(real <= most, "{} bytes, {} dirty", real, dirty);
         }
     }
+}
+
+#[test]
+fn a_cache_with_room_for_every_table_asks_for_a_commit_late() {
+    let budget = |holds_all| Budget {
+        max_bytes: 256 << 10,
+        adaptive: true,
+        holds_all,
+    };
+    let cache = TableCache::with_codec(RawTables, TABLE, budget(false));
+    for table in 0..40 {
+        load_now(&cache, key(table), 1);
+        cache.update(key(table), |bytes| bytes[0] = 2).unwrap();
+    }
+    assert!(cache.wants_writeback(), "others need the room of 160 KiB");
+    cache.set_budget(budget(true));
+    assert!(!cache.wants_writeback());
+    for table in 40..=1024 {
+        load_now(&cache, key(table), 1);
+        cache.update(key(table), |bytes| bytes[0] = 2).unwrap();
+    }
+    assert!(cache.wants_writeback(), "4 MiB take long to flush");
+    assert!(!cache.is_mostly_dirty());
 }
