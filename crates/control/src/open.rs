@@ -477,7 +477,7 @@ async fn open_format_file(
     around: &OpenContext,
 ) -> Result<(OpenedNode, Format)> {
     let file = match format {
-        // It keeps nothing of an image below it, which may be another one tomorrow.
+        // It holds no state of an image below it, so that image can be exchanged.
         Some(Format::Raw { .. }) => {
             Some(graph::exchangeable_child(options, "file", Role::Protocol, around).await?)
         }

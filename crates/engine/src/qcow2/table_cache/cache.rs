@@ -17,7 +17,7 @@
 //! - Only clean tables are evicted, so a load never finds stale bytes.
 //! - Only dirty tables, and the last clean one, take memory beyond the budget.
 //! - A load ends only its own claim, so bytes read before a table was forgotten never become one.
-//! - Half a budget of dirty tables asks for a commit; in a cache with room for every table 4 MiB do.
+//! - A commit is requested when dirty tables take half the budget, or 4 MiB in a cache that holds all tables.
 
 mod codec;
 mod ghosts;
@@ -45,7 +45,7 @@ pub(crate) struct Budget {
     pub(crate) max_bytes: u64,
     /// Take only what turns out to be needed.
     pub(crate) adaptive: bool,
-    /// That is room for every table, so none is ever evicted to make room for another.
+    /// All tables fit into that, so none is ever evicted for another.
     pub(crate) holds_all: bool,
 }
 
@@ -105,8 +105,8 @@ const MAX_SHARDS: usize = 16;
 const MIN_SHARD_BYTES: usize = 64 << 10;
 /// What an adaptive cache starts with.
 const START_BYTES: usize = 256 << 10;
-/// What a cache with room for every table counts as its budget at least when it asks for a commit. A commit
-/// costs one or two syncs of the file, and all that it is good for there is a short flush later.
+/// The smallest budget that counts for requesting a commit, in a cache that holds all tables. No table is evicted
+/// there, so a commit, with its one or two syncs, only bounds what a later flush has to write.
 const HOLDS_ALL_BYTES: usize = 8 << 20;
 /// A table that comes back too early makes an adaptive cache grow by so many.
 const GROWTH_TABLES: usize = 4;
@@ -182,8 +182,8 @@ impl<C: Codec> TableCache<C> {
         self.table_bytes
     }
 
-    /// Whether dirty tables take more than so many percent of the budget, or of [`HOLDS_ALL_BYTES`] where no table
-    /// is ever in another's way.
+    /// Whether dirty tables take more than so many percent of the budget, which counts as [`HOLDS_ALL_BYTES`] at
+    /// least where all tables fit.
     fn is_dirty_beyond(&self, percent: usize) -> bool {
         let dirty_bytes = self.dirty.load(Ordering::Relaxed) * self.table_bytes;
         let max_bytes = self.max_bytes.load(Ordering::Relaxed);

@@ -331,7 +331,7 @@ proptest! {
 }
 
 #[test]
-fn a_cache_with_room_for_every_table_asks_for_a_commit_late() {
+fn a_cache_that_holds_all_tables_requests_a_commit_at_4_mib() {
     let budget = |holds_all| Budget {
         max_bytes: 256 << 10,
         adaptive: true,
@@ -342,13 +342,13 @@ fn a_cache_with_room_for_every_table_asks_for_a_commit_late() {
         load_now(&cache, key(table), 1);
         cache.update(key(table), |bytes| bytes[0] = 2).unwrap();
     }
-    assert!(cache.wants_writeback(), "others need the room of 160 KiB");
+    assert!(cache.wants_writeback(), "half of the budget is dirty");
     cache.set_budget(budget(true));
     assert!(!cache.wants_writeback());
     for table in 40..=1024 {
         load_now(&cache, key(table), 1);
         cache.update(key(table), |bytes| bytes[0] = 2).unwrap();
     }
-    assert!(cache.wants_writeback(), "4 MiB take long to flush");
+    assert!(cache.wants_writeback(), "more than 4 MiB are dirty");
     assert!(!cache.is_mostly_dirty());
 }
