@@ -161,8 +161,9 @@ fn clients_write_while_they_are_backed_up() {
     );
     let text = "Node 'top' is busy: block device is in use by block job: backup";
     assert_eq!(refused["error"]["desc"], text);
-    let raw = json!({"driver": "raw", "node-name": "raw", "file": "top"});
-    let refused = daemon.ask("blockdev-add", raw);
+    // It would write past the job.
+    let debugger = json!({"driver": "blkdebug", "node-name": "debugger", "image": "top"});
+    let refused = daemon.ask("blockdev-add", debugger);
     assert_eq!(refused["error"]["desc"], text);
     place.io(DISK, &["read -P 10 1500k 1M", "read -P 0 4M 128k"]);
     daemon.must("block-job-set-speed", json!({"device": "j", "speed": 0}));

@@ -8,8 +8,8 @@ use vellum::nodes::DeviceStorage;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{BitmapOptions, DirtyBitmap, NewBitmap, OpenOptions, Qcow2, WriteLogOptions};
-use vellum::{BlockDevice, Buffer, ErrorKind, Raw, RawOptions, RequestFlags, Storage};
-use vellum_storage::MemStorage;
+use vellum::{BlockDevice, Buffer, Buffers, ErrorKind, Raw, RawOptions, RequestFlags, Storage};
+use vellum_storage::{MemStorage, WriteFlags};
 
 use crate::common::run_on_memory as run;
 
@@ -76,6 +76,35 @@ fn a_disk_of_small_clusters_fits_and_its_refcount_table_stays() {
             assert_clean(memory).await;
         });
     }
+}
+
+/// As QEMU makes them: with a refcount table of one cluster, which has to grow.
+#[test]
+fn a_disk_fits_whose_refcount_table_was_made_short() {
+    run(async {
+        let options = CreateOptions::default()
+            .size_bytes(8_280_064)
+            .cluster_size_bytes(512)
+            .refcount_bits(32);
+        let memory = device(options.full_size_bytes().unwrap());
+        let made = Arc::new(MemStorage::new());
+        create(made.clone(), None, &options).await.unwrap();
+        let made_bytes = Buffer::zeroed(made.len_bytes().unwrap() as usize);
+        let made = made
+            .read(0, Buffers::from_iter([made_bytes]))
+            .await
+            .unwrap();
+        memory.write(0, made, WriteFlags::default()).await.unwrap();
+        let storage = fixed(&memory);
+        let image = open(&storage, OpenOptions::default()).await.unwrap();
+        assert_eq!(image.header().refcount_table_clusters, 1);
+        fill(&image).await;
+        image.close().await.unwrap();
+        let image = open(&fixed(&memory), OpenOptions::default()).await.unwrap();
+        assert_eq!(image.header().refcount_table_clusters, 3);
+        image.close().await.unwrap();
+        assert_clean(memory).await;
+    });
 }
 
 /// Every second granule: no cluster of bits is all zeroes or all ones.

@@ -126,7 +126,7 @@ fn what_an_opening_refers_to_is_not_opened_anew_under_it() {
     lane::block_on(async {
         let nodes = Nodes::live();
         open(&nodes, &folder, "base").await.unwrap().show();
-        let over = Options::parse("driver=raw,node-name=over,file=base").unwrap();
+        let over = Options::parse("driver=blkdebug,node-name=over,image=base").unwrap();
         let new = nodes.open_new(over, Turns::Own).await.unwrap();
         let busy = nodes.set_writable("base", false).await.unwrap_err();
         let expected = "Node 'base' is busy: 'over', which refers to it, is being opened";

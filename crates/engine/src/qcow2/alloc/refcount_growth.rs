@@ -185,9 +185,13 @@ impl Allocator {
         let geometry = self.refcounts.geometry;
         let cluster_bytes = geometry.cluster_size_bytes();
         let per_block = geometry.refcount_block_entries();
-        let layout = plan_table(&geometry, index);
-        check_table_size(layout.table_clusters * cluster_bytes)?;
         let file = &self.refcounts.file;
+        let place_clusters = match file.capabilities().growable {
+            true => None,
+            false => Some(geometry.clusters_for(file.len_bytes()?)),
+        };
+        let layout = plan_table(&geometry, index, place_clusters);
+        check_table_size(layout.table_clusters * cluster_bytes)?;
         emit(file, Event::ReftableGrow).await;
         let used = layout.blocks + layout.table_clusters;
         let start = layout.first_block * per_block;
@@ -232,8 +236,9 @@ impl Allocator {
 }
 
 /// Plans a table with an entry for block `index`: half as long again as is needed, with
-/// blocks for all that the file will hold then.
-fn plan_table(geometry: &Geometry, index: u64) -> Layout {
+/// blocks for all that the file will hold then. In a place of fixed length, of `place_clusters`, it has an entry for
+/// each block that this can need: `measure` counts one table of that length, and no growth.
+fn plan_table(geometry: &Geometry, index: u64, place_clusters: Option<u64>) -> Layout {
     let per_block = geometry.refcount_block_entries();
     let per_cluster = geometry.table_entries_per_cluster();
     let first_block = index + 1;
@@ -242,10 +247,23 @@ fn plan_table(geometry: &Geometry, index: u64) -> Layout {
     // Room for what the longer table takes.
     clusters += total.div_ceil(per_cluster).div_ceil(2);
     let total = all_blocks(geometry, clusters);
-    let table_clusters = (total + total.div_ceil(2)).div_ceil(per_cluster);
+    let entries = match place_clusters {
+        None => total + total.div_ceil(2),
+        Some(clusters) => {
+            let all = clusters.div_ceil(per_block);
+            all.min(MAX_REFCOUNT_TABLE_SIZE_BYTES / 8).max(total)
+        }
+    };
+    let mut table_clusters = entries.div_ceil(per_cluster);
     let mut blocks = total - first_block;
-    while blocks * per_block < blocks + table_clusters {
-        blocks += 1;
+    loop {
+        if blocks * per_block < blocks + table_clusters {
+            blocks += 1;
+        } else if first_block + blocks > table_clusters * per_cluster {
+            table_clusters += 1;
+        } else {
+            break;
+        }
     }
     Layout {
         first_block,
@@ -297,17 +315,27 @@ mod tests {
     fn a_larger_table_is_as_long_as_qemus() {
         // 512 clusters of table, all used: iotest 044 has the end of the file.
         let geometry = Geometry::new(3, 9, false, 4, false).expect("valid");
-        let layout = plan_table(&geometry, 512 * 64);
+        let layout = plan_table(&geometry, 512 * 64, None);
         assert_eq!(layout.first_block, 32769);
         assert_eq!((layout.blocks, layout.table_clusters), (132, 772));
+    }
+
+    #[test]
+    fn in_a_place_of_fixed_length_a_table_is_as_long_as_the_place_needs() {
+        let geometry = Geometry::new(3, 9, false, 5, false).expect("valid");
+        // 130 blocks of 128 counts for 16,563 clusters.
+        let layout = plan_table(&geometry, 64, Some(16_563));
+        assert_eq!(layout.table_clusters, 3);
     }
 
     #[test]
     fn the_blocks_count_the_table_at_every_size() {
         for (bits, order) in [(9, 0), (9, 6), (12, 6), (16, 4), (16, 6), (21, 6)] {
             let geometry = Geometry::new(3, bits, false, order, false).expect("valid");
-            for index in [1, 8, 64, 4096, 1 << 15] {
-                let layout = plan_table(&geometry, index);
+            let sizes = [1, 8, 64, 4096, 1 << 15]
+                .map(|index| [(index, None), (index, Some(1)), (index, Some(1 << 20))]);
+            for (index, place_clusters) in sizes.into_iter().flatten() {
+                let layout = plan_table(&geometry, index, place_clusters);
                 let used = layout.blocks + layout.table_clusters;
                 assert!(used <= layout.blocks * geometry.refcount_block_entries());
                 let named = layout.table_clusters * geometry.table_entries_per_cluster();
