@@ -34,6 +34,7 @@ mod lanes;
 mod lanes_random;
 mod lazy;
 mod leaks;
+mod leaks_synced;
 mod luks;
 mod model;
 mod past_links;

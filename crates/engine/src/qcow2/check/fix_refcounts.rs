@@ -1,6 +1,6 @@
 //! Puts single refcounts right, in the blocks where they are.
 //!
-//! Order: counts go up; barrier; counts go down; barrier. A crash leaves leaked
+//! Order: counts go up; barrier, also for what was read; counts go down; barrier. A crash leaves leaked
 //! clusters at worst. Space that the lowered counts give up goes back to the storage
 //! only where nothing else was wrong: what leads to a cluster may have been lost.
 
@@ -27,9 +27,11 @@ enum Pass {
 
 /// Makes refcounts what the references say, as far as `fix` allows.
 pub(super) async fn fix_refcounts(image: &Image, outcome: &mut Outcome, fix: Fix) -> Result<()> {
-    if fix == Fix::All && write_pass(image, outcome, Pass::Raise).await? {
-        image.flush().await?;
+    if fix == Fix::All {
+        write_pass(image, outcome, Pass::Raise).await?;
     }
+    // Also where no count went up: what was read may be a killed process's last writes, which are not durable.
+    image.flush().await?;
     if write_pass(image, outcome, Pass::Lower).await? {
         image.flush().await?;
     }
