@@ -1,5 +1,5 @@
 //! Filters beside jobs: limits, copy-on-read, or a `raw` node with or without an offset, over a disk, by which
-//! somebody reads it while a job changes what it stands on. They show the disk, whatever its users are led to.
+//! a client reads the disk while a job changes its chain. A filter shows the same content before and after.
 //!
 //! All of it is drawn apart: a scenario without filters is the same as ever.
 
@@ -15,7 +15,7 @@ use vellum_io::{Buffer, JoinHandle};
 use super::setup::{GuestDisk, Setup};
 use crate::failure::{Failure, FailureKind};
 
-/// What offsets and sizes of `raw` nodes are multiples of.
+/// Offsets and sizes of `raw` nodes are multiples of this.
 const SECTOR_BYTES: u64 = 512;
 
 /// Groups of limits are the process's, which plays many scenarios.
@@ -96,7 +96,7 @@ impl Filter {
     }
 }
 
-/// What a filter shows of a disk.
+/// The part of a disk that a filter shows.
 struct Shown {
     device: Arc<dyn BlockDevice>,
     /// Where in the disk the device begins.
@@ -117,7 +117,7 @@ async fn read_by(setup: Rc<Setup>, disk: Rc<GuestDisk>, shown: Shown, over: Rc<C
 async fn read(setup: &Setup, disk: &GuestDisk, shown: &Shown) -> Result<(), Failure> {
     let least = disk.model.borrow().least_size_bytes() - shown.offset;
     let size = least.min(shown.device.size_bytes());
-    let most = size.min(2 * disk.cluster_size_bytes.min(size / 2).max(1));
+    let most = 2 * disk.cluster_size_bytes.min(size / 2);
     let len = setup.draw_apart(|rng| rng.between(1, most));
     let offset = setup.draw_apart(|rng| rng.below(size - len + 1));
     let of_disk = shown.offset + offset;

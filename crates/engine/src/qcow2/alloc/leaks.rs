@@ -125,7 +125,7 @@ pub(crate) async fn free_leaks(file: &Arc<dyn Storage>, header: &mut Header) -> 
     };
     let leaked = search.suspects.clusters();
     if !leaked.is_empty() {
-        // What was read may be a killed process's last writes, which are not durable: on disk the mapping may still
+        // The mapping just read may be the last, unsynced writes of a killed process: the mapping on disk may still
         // refer to these clusters.
         file.flush().await?;
         search.lower(&leaked).await?;

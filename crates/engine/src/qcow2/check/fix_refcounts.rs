@@ -30,7 +30,7 @@ pub(super) async fn fix_refcounts(image: &Image, outcome: &mut Outcome, fix: Fix
     if fix == Fix::All {
         write_pass(image, outcome, Pass::Raise).await?;
     }
-    // Also where no count went up: what was read may be a killed process's last writes, which are not durable.
+    // Needed even if no count went up: the tables just read may be unsynced writes of a killed process.
     image.flush().await?;
     if write_pass(image, outcome, Pass::Lower).await? {
         image.flush().await?;
