@@ -14,9 +14,7 @@ use vellum_io::{Buffer, JoinHandle};
 
 use super::setup::{GuestDisk, Setup};
 use crate::failure::{Failure, FailureKind};
-
-/// Offsets and sizes of `raw` nodes are multiples of this.
-const SECTOR_BYTES: u64 = 512;
+use crate::sparse_bytes::SECTOR_BYTES;
 
 /// Groups of limits are the process's, which plays many scenarios.
 static GROUPS: AtomicU64 = AtomicU64::new(0);
