@@ -1,4 +1,4 @@
-//! [`delegate!`](crate::delegate): what a device around another one does not change.
+//! [`delegate!`](crate::delegate!): what a device around another one does not change.
 
 /// Delegates methods of [`BlockDevice`](crate::BlockDevice) to the device in a field of
 /// `self`. Which these are is said one by one: a method that is left out

@@ -175,7 +175,7 @@ impl Extent {
 /// changes of a qcow2 image's snapshots wait until the reads before them have been polled
 /// to their end, or dropped.
 ///
-/// Embedders may implement this trait; [`delegate!`](crate::delegate) helps where a device
+/// Embedders may implement this trait; [`delegate!`](crate::delegate!) helps where a device
 /// stands around another one.
 pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// What the device is.

@@ -2,7 +2,7 @@
 //!
 //! Each format is a folder: pure codecs of what is on disk (no I/O, no panic on any bytes), a [`Layout`]
 //! that says where guest bytes lie, and what makes images of the format. [`MappedDevice`] is the
-//! device over any of them. Only `control` uses this crate, and whoever embeds these formats.
+//! device over any of them. Only `graph` uses this crate, and whoever embeds these formats.
 //!
 //! Invariants:
 //! - Bytes from an image are not trusted (rule 12): sizes, offsets and counts are checked before use.

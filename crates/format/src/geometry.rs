@@ -36,7 +36,7 @@ impl Geometry {
         refcount_order: u32,
         external_data: bool,
     ) -> Result<Self> {
-        crate::header::check_version(version)?;
+        check_version(version)?;
         check_cluster_bits(cluster_bits)?;
         check_subcluster_size(cluster_bits, extended_l2)?;
         check_refcount_order(refcount_order)?;
@@ -230,6 +230,19 @@ fn check_features(
         "version",
         version.into(),
         "Features and refcount widths other than 16 bits need version 3",
+    ))
+}
+
+pub(crate) fn check_version(version: u32) -> Result<()> {
+    if matches!(version, 2 | 3) {
+        return Ok(());
+    }
+    Err(FormatError::new(
+        FormatErrorKind::Unsupported,
+        "header",
+        "version",
+        version.into(),
+        format!("Unsupported qcow2 version {version}"),
     ))
 }
 

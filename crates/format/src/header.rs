@@ -20,8 +20,6 @@ use core::ops::Range;
 mod decode;
 mod encode;
 
-pub(crate) use decode::check_version;
-
 /// `QFI\xfb`: the first four bytes of every image.
 pub const MAGIC: u32 = 0x5146_49fb;
 
@@ -178,7 +176,7 @@ pub fn probe(prefix: &[u8]) -> bool {
 /// limits.
 pub fn first_cluster_size_bytes(prefix: &[u8]) -> Result<u64> {
     let version = decode::check_magic(prefix)?;
-    decode::check_version(version)?;
+    geometry::check_version(version)?;
     let cluster_bits = bytes::be32(prefix, field::CLUSTER_BITS).unwrap_or(0);
     geometry::check_cluster_bits(cluster_bits)?;
     Ok(1 << cluster_bits)

@@ -2,6 +2,7 @@
 //! installed, it is asked too.
 
 use std::process::Command;
+
 use vellum_format::extension::kind;
 use vellum_format::header::{Purpose, field};
 use vellum_format::{FormatErrorKind, Header};

@@ -53,6 +53,8 @@ struct Inner {
     offset_bytes: Option<u64>,
     errno: Option<i32>,
     is_failed_sync: bool,
+    /// See [`Error::of_kept_flush`].
+    keeps_data: bool,
     message: String,
     source: Option<Error>,
 }
@@ -73,6 +75,7 @@ impl Error {
             offset_bytes: None,
             errno: None,
             is_failed_sync: false,
+            keeps_data: false,
             message: message.into(),
             source: None,
         }))
@@ -124,6 +127,7 @@ impl Error {
                 offset_bytes: old.offset_bytes,
                 errno: old.errno,
                 is_failed_sync: old.is_failed_sync,
+                keeps_data: old.keeps_data,
                 message: old.message.clone(),
                 source: old.source.clone(),
             });
@@ -159,9 +163,13 @@ impl Error {
     }
 
     /// The same failure, of a sync. What that should have made durable may be lost, whatever its
-    /// error number, so it is not one that may be tried again ([`ErrorKind::NoSpace`]).
+    /// error number, so it is not one that may be tried again ([`ErrorKind::NoSpace`]). A flush that
+    /// [keeps](Error::of_kept_flush) its data may.
     #[must_use]
     pub fn of_failed_sync(mut self) -> Self {
+        if self.0.keeps_data {
+            return self;
+        }
         let errno = self.errno();
         self.edit(|inner| {
             inner.is_failed_sync = true;
@@ -170,6 +178,14 @@ impl Error {
                 inner.errno = Some(errno);
             }
         });
+        self
+    }
+
+    /// The same failure, of a flush that found no room and keeps all that it should have made durable: the
+    /// next flush does.
+    #[must_use]
+    pub fn of_kept_flush(mut self) -> Self {
+        self.edit(|inner| inner.keeps_data = inner.kind == ErrorKind::NoSpace);
         self
     }
 
@@ -189,6 +205,7 @@ impl Error {
             offset_bytes: None,
             errno: self.0.errno,
             is_failed_sync: self.0.is_failed_sync,
+            keeps_data: self.0.keeps_data,
             message: message.into(),
             source: Some(self),
         }))
@@ -331,6 +348,9 @@ mod tests {
         }
         let full = Error::new(ErrorKind::NoSpace, "flush", "full").of_failed_sync();
         assert_eq!((full.kind(), full.errno()), (ErrorKind::Io, libc::ENOSPC));
+        let kept = Error::from_errno("flush", libc::ENOSPC).of_kept_flush();
+        let above = kept.context("flush", "a node").of_failed_sync();
+        assert_eq!(above.kind(), ErrorKind::NoSpace);
         let other = Error::new(ErrorKind::Corrupt, "flush", "odd").of_failed_sync();
         assert_eq!(other.kind(), ErrorKind::Corrupt);
     }

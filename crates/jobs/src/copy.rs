@@ -21,9 +21,11 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use vellum::{BlockDevice, Buffer, Io, RequestFlags, Result, ZeroRequest};
 
 use crate::offload::{copy_range, share_blocks};
+pub use crate::piece::CHUNK_BYTES;
+use crate::piece::{Content, Piece};
 use crate::rate::RateLimit;
+use crate::scan::Scan;
 pub use crate::scan::TargetBacking;
-use crate::scan::{Content, Piece, Scan};
 use crate::scope::{Differences, Scope};
 use crate::sequencer::Sequencer;
 use crate::sparse::{Sparse, zero_runs};
@@ -36,11 +38,6 @@ pub use report::{CopyError, Observer, Silent, Step};
 use salvage::SalvageLog;
 use steps::ProgressSteps;
 use walk::count;
-
-/// Bytes of one data request: small enough that what eight requests hold is
-/// memory kept from request to request and still near the processor when it is
-/// written; large enough that requests cost nothing.
-pub const CHUNK_BYTES: u64 = 512 << 10;
 
 /// The smallest piece a salvaging copy gives up on.
 const SALVAGE_BYTES: usize = 512;

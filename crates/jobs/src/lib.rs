@@ -20,6 +20,7 @@ pub mod live;
 pub mod map;
 mod offload;
 mod padded;
+mod piece;
 mod rate;
 pub mod rebase;
 pub mod resume;

@@ -2,12 +2,12 @@
 //! (`convert -C`), and blocks that source and target share.
 
 use std::sync::Arc;
-use vellum::qcow2::AsQcow2;
 
+use vellum::qcow2::AsQcow2;
 use vellum::storage::StorageIdentity;
 use vellum::{BlockDevice, Storage};
 
-use crate::scan::Piece;
+use crate::piece::Piece;
 
 /// Copies a piece from one of the sources to a raw target without moving it through
 /// the program's memory, and says whether that was done. Where it was not, the target

@@ -5,37 +5,10 @@ use std::sync::Arc;
 
 use vellum::{BlockDevice, Error, Extent, ExtentKind, Result};
 
+use crate::piece::{Content, Piece};
 use crate::scope::Scope;
 
 const SECTOR_BYTES: u64 = 512;
-
-/// What a piece of the source holds, as the target sees it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Content {
-    /// Bytes to read and write.
-    Data,
-    /// Zeroes.
-    Zero,
-    /// What the target's backing file shows already.
-    Backing,
-}
-
-/// A piece of the concatenated sources.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
-    /// Where it begins in the target, in bytes.
-    pub offset_bytes: u64,
-    /// Its length in bytes.
-    pub len_bytes: u64,
-    /// What it holds.
-    pub content: Content,
-    /// Which source holds it.
-    pub source: usize,
-    /// Where it begins in that source, in bytes.
-    pub source_offset_bytes: u64,
-    /// What it holds ends with it, as far as the source told.
-    pub ends_extent: bool,
-}
 
 /// A backing file of the target that shows what the source's own one shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

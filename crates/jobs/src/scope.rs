@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use vellum::{BlockDevice, Extent, Result};
 
-use crate::scan::Content;
+use crate::piece::{CHUNK_BYTES, Content};
 
 /// Pieces that are compared take two buffers: half of the usual length keeps all of them
 /// among the memory that a thread uses again.
-const COMPARED_BYTES: u64 = crate::copy::CHUNK_BYTES / 2;
+const COMPARED_BYTES: u64 = CHUNK_BYTES / 2;
 
 /// Which parts of the sources are copied.
 #[derive(Debug, Clone, Default)]

@@ -1,4 +1,4 @@
-//! [`Window`]: pieces of a copy that change places, so that a fragmented source is read in
+//! [`ReorderWindow`]: pieces of a copy that change places, so that a fragmented source is read in
 //! the order of its file.
 //!
 //! Only pieces that the target holds already change places: written over where they lie,
@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use vellum::BlockDevice;
 
-use crate::scan::{Content, Piece};
+use crate::piece::{Content, Piece};
 
 /// So many pieces stand in a window. Reading a file in its order takes half of the time of
 /// reading it in pieces of a cluster or two, but only where neighbours meet; the pieces of

@@ -1,7 +1,7 @@
 //! Images on other machines as storages: [`RemoteStorage`], files of web servers and objects of
 //! object stores, to be read; and disks in registries of containers, to be got and put as a whole.
 //!
-//! Only `control` uses this crate, in its feature `remote`. What speaks the protocols are crates
+//! Only `graph` uses this crate, in its feature `remote`. What speaks the protocols are crates
 //! that want tokio; that runs on threads of this crate's own, and lanes wait for what it has
 //! fetched as they wait for anything of another thread.
 //!

@@ -1,14 +1,14 @@
 //! Disks and backups as objects: a [`Repository`] in a store of objects holds disks by tags and
 //! numbers, each chunk of 64 KiB once, whichever of them it is in.
 //!
-//! Only `control` and `cli` use this crate. It knows no store: [`Objects`] is what it wants of one, and
+//! Only `graph` and `cli` use this crate. It knows no store: [`Objects`] is what it wants of one, and
 //! [`FolderObjects`] a folder that is one.
 //!
 //! Invariants:
 //! - Objects do not change, but for sessions, locks, and manifests that become tombstones.
 //! - A manifest that can be read leads to nothing that is not there: everything is put before it, and
 //!   what it leads to is removed only when no manifest leads there, and no push that runs can have seen
-//!   one that did ([`gc`]).
+//!   one that did ([`gc()`]).
 //! - Under a number of a tag there is one manifest at most, for ever; of two pushes one fails.
 #![deny(clippy::missing_errors_doc)]
 

@@ -1,4 +1,4 @@
-//! Removes disks. What they alone led to is removed by [`crate::gc`].
+//! Removes disks. What they alone led to is removed by [`crate::gc()`].
 
 use std::time::Duration;
 

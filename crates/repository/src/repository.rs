@@ -79,8 +79,10 @@ impl Repository {
     pub async fn open_or_make(objects: Arc<dyn Objects>) -> Result<Self> {
         match Repository::open(objects.clone()).await {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                objects.put_new(names::MARKER, marker()).await?;
-                Repository::open(objects).await
+                match objects.put_new(names::MARKER, marker()).await? {
+                    true => Ok(Repository { objects }),
+                    false => Repository::open(objects).await,
+                }
             }
             opened => opened,
         }

@@ -1,4 +1,4 @@
-//! [`delegate!`](crate::delegate): what a storage around another one does not change.
+//! [`delegate!`](crate::delegate!): what a storage around another one does not change.
 
 /// Delegates methods of [`Storage`](crate::Storage) to the storage in a field of `self`:
 /// `delegate!(inner: name, len_bytes, flush);`. A method that is left out keeps the trait's

@@ -1,4 +1,4 @@
-//! [`StorageIdentity`]: which bytes a storage stands for. [`DiskIdentity`]: what a flush is about.
+//! [`StorageIdentity`]: which bytes a storage stands for.
 
 use std::any::Any;
 
@@ -30,17 +30,6 @@ impl StorageIdentity {
             Some(same) => std::ptr::from_ref::<dyn Any>(same).addr(),
             None => std::ptr::from_ref::<dyn Storage>(storage).addr(),
         }))
-    }
-}
-
-/// Tells the disks of a program apart, as long as they are open.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct DiskIdentity(usize);
-
-impl DiskIdentity {
-    /// That of the device, or storage, that holds the bytes itself, in the place where it stays.
-    pub fn of<T: ?Sized>(holder: &T) -> DiskIdentity {
-        DiskIdentity(std::ptr::from_ref(holder).addr())
     }
 }
 

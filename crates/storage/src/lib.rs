@@ -9,6 +9,7 @@
 
 pub mod copy_journal;
 mod delegate;
+mod disk_identity;
 pub mod event;
 pub mod file;
 mod identity;
@@ -25,9 +26,10 @@ mod sys;
 #[cfg(any(test, feature = "testing"))]
 pub mod wrap;
 
+pub use disk_identity::DiskIdentity;
 pub use event::{Event, EventListener};
 pub use file::{AsFile, FileOptions, FileStorage, Locks};
-pub use identity::{DiskIdentity, StorageIdentity};
+pub use identity::StorageIdentity;
 pub use mem::MemStorage;
 pub use source_version::{SourceVersion, tells_version};
 pub use storage::{BlockStatus, Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};

@@ -57,6 +57,10 @@ pub enum Mutant {
     KeepPendingFrees,
     /// What was reserved ahead is not returned when room runs out.
     KeepReserve,
+    /// An open frees leaked clusters by a mapping that may be in the page cache only.
+    FreeLeaksUnsynced,
+    /// An image is changed before what was read of it is durable.
+    ChangeUnsynced,
 }
 
 #[cfg(feature = "mutants")]

@@ -1,4 +1,4 @@
-//! [`read_only!`](crate::read_only): what storages that cannot be written say to whoever wants to.
+//! [`read_only!`](crate::read_only!): what storages that cannot be written say to whoever wants to.
 
 /// The methods of [`Storage`](crate::Storage) that change something, and what goes with them, for a
 /// storage that is only read. It has a method that says why:

@@ -105,7 +105,7 @@ pub struct StorageExtent {
 /// complete in any order; the caller keeps apart what must not overlap. Requests
 /// must be made inside a lane or an [`vellum_io::executor::Executor`].
 ///
-/// Embedders may implement this trait; [`delegate!`](crate::delegate) helps where a storage
+/// Embedders may implement this trait; [`delegate!`](crate::delegate!) helps where a storage
 /// stands around another one.
 ///
 /// # Errors

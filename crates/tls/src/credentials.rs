@@ -18,8 +18,9 @@ use vellum_io::{Error, Result};
 use vellum_storage::secret;
 use zeroize::Zeroizing;
 
+use crate::error::error;
 use crate::keys::Keys;
-use crate::{choose, error, library};
+use crate::{choose, library};
 
 /// Suites of TLS 1.2 with pre-shared keys: those that prove the key, and encrypt.
 const PSK_SUITES: &str = "kECDHEPSK:kDHEPSK:kPSK:!eNULL";

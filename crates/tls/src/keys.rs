@@ -8,7 +8,7 @@ use vellum_io::{Error, Result};
 use vellum_storage::secret;
 use zeroize::Zeroizing;
 
-use crate::error;
+use crate::error::error;
 
 /// A key, wiped when it is dropped.
 pub(crate) type Key = Zeroizing<Vec<u8>>;

@@ -18,8 +18,10 @@
 #![deny(unsafe_code)]
 #![deny(clippy::missing_errors_doc)]
 
+mod authorizer;
 mod choose;
 mod credentials;
+mod error;
 mod keys;
 // Elsewhere the program is linked to OpenSSL, or contains it.
 #[cfg_attr(
@@ -33,81 +35,8 @@ mod keys;
 mod library;
 mod peer;
 mod session;
+mod upgrade;
 
-use std::sync::Arc;
-
-use vellum_io::lane::net::Stream;
-use vellum_io::{Error, ErrorKind, Io};
-use vellum_nbd::{Secured, Upgrade};
-
+pub use authorizer::Authorizer;
 pub use credentials::{Credentials, CredentialsOptions, Endpoint, Kind};
-
-/// The operation that every error here names.
-const OPERATION: &str = vellum_nbd::client::handshake::TLS_OPERATION;
-
-fn error(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Protocol, OPERATION, message).with_errno(libc::EINVAL)
-}
-
-/// Decides who may come in, by the name in the certificate. Whoever runs a server implements it.
-pub trait Authorizer: Send + Sync + std::fmt::Debug {
-    /// Whether that name may.
-    ///
-    /// # Errors
-    /// If nobody can tell; then the peer stays out.
-    fn is_allowed(&self, identity: &str) -> vellum_io::Result<bool>;
-}
-
-/// Secures connections to servers.
-#[derive(Debug)]
-pub struct Client {
-    credentials: Arc<Credentials>,
-    hostname: Option<String>,
-}
-
-impl Client {
-    /// For a server whose certificate must be for `hostname`.
-    pub fn new(credentials: Arc<Credentials>, hostname: Option<String>) -> Self {
-        Client {
-            credentials,
-            hostname,
-        }
-    }
-}
-
-impl Upgrade for Client {
-    fn upgrade(&self, stream: Stream) -> Io<Arc<dyn Secured>> {
-        let (credentials, hostname) = (self.credentials.clone(), self.hostname.clone());
-        Io::boxed(async move {
-            let secured = session::connect(&credentials, hostname.as_deref(), stream).await?;
-            Ok(secured as Arc<dyn Secured>)
-        })
-    }
-}
-
-/// Secures connections of clients.
-#[derive(Debug)]
-pub struct Server {
-    credentials: Arc<Credentials>,
-    authorizer: Option<Arc<dyn Authorizer>>,
-}
-
-impl Server {
-    /// For clients that the authorizer lets in.
-    pub fn new(credentials: Arc<Credentials>, authorizer: Option<Arc<dyn Authorizer>>) -> Self {
-        Server {
-            credentials,
-            authorizer,
-        }
-    }
-}
-
-impl Upgrade for Server {
-    fn upgrade(&self, stream: Stream) -> Io<Arc<dyn Secured>> {
-        let (credentials, authorizer) = (self.credentials.clone(), self.authorizer.clone());
-        Io::boxed(async move {
-            let secured = session::accept(&credentials, authorizer.as_deref(), stream).await?;
-            Ok(secured as Arc<dyn Secured>)
-        })
-    }
-}
+pub use upgrade::{Client, Server};

@@ -10,7 +10,8 @@ use openssl::x509::{X509NameRef, X509Ref, X509VerifyResult};
 use parking_lot::Mutex;
 use vellum_io::Result;
 
-use crate::{Authorizer, error};
+use crate::authorizer::Authorizer;
+use crate::error::error;
 
 /// What was found wrong with a certificate, in the order in which it was found.
 #[derive(Debug, Clone, Default)]

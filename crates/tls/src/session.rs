@@ -17,9 +17,10 @@ use vellum_io::lane::net::Stream;
 use vellum_io::{Buffer, Buffers, Error, Io, Result, spawn};
 use vellum_nbd::Secured;
 
+use crate::authorizer::Authorizer;
 use crate::credentials::{Credentials, Kind};
+use crate::error::error;
 use crate::peer::{self, Findings};
-use crate::{Authorizer, error};
 
 /// How much is received at once: two records.
 const RECEIVE_BYTES: usize = 36 << 10;

@@ -116,12 +116,21 @@ impl Core {
                     pieces.push(self.device.read(unread, front).await?);
                     unread = at;
                 }
-                self.copy(at..extent_end).await?;
+                self.copy_if_there_is_room(at..extent_end).await?;
             }
             at = extent_end;
         }
         pieces.push(self.device.read(unread, buffer).await?);
         Ok(Buffer::join_all(pieces))
+    }
+
+    /// As [`Core::copy`]. What finds no room is read from where it is: a guest that only reads does not meet a
+    /// full host. Who injects an error wants to see it.
+    async fn copy_if_there_is_room(&self, range: Range<u64>) -> Result<()> {
+        match self.copy(range).await {
+            Err(error) if error.kind() == ErrorKind::NoSpace && self.listener.is_none() => Ok(()),
+            copied => copied,
+        }
     }
 
     async fn copy(&self, range: Range<u64>) -> Result<()> {

@@ -11,7 +11,9 @@ use vellum_io::buffer::total_len;
 use vellum_io::{Buffers, spawn};
 use vellum_storage::{BlockStatus, Capabilities, StorageExtent, WriteFlags, ZeroFlags};
 
-use crate::{BlockDevice, Buffer, DiskIdentity, Io, RequestFlags, Result, Storage, ZeroRequest};
+use crate::{
+    BlockDevice, Buffer, DiskIdentity, Error, Io, RequestFlags, Result, Storage, ZeroRequest,
+};
 
 /// Sizes of devices are whole sectors.
 const SECTOR_SIZE_BYTES: u64 = 512;
@@ -185,7 +187,9 @@ impl Storage for DeviceStorage {
     }
 
     fn flush(&self) -> Io<()> {
-        self.core.device.flush()
+        let flushed = self.core.device.flush();
+        // A device says itself which of its flushes must not be tried again.
+        Io::start(async move { flushed.await.map_err(Error::of_kept_flush) })
     }
 
     fn truncate(&self, len_bytes: u64) -> Io<()> {

@@ -1,6 +1,6 @@
 //! Devices over devices, and a device as a storage. Together with
 //! [`crate::storage::nodes`] they are what graphs are built from; QEMU's options for
-//! all of them are the business of `vellum-control`.
+//! all of them are the business of `vellum-graph`.
 //!
 //! An image over a file on which one write of data fails, and which is asked for a
 //! megabyte a second at most:

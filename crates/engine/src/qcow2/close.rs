@@ -38,7 +38,7 @@ impl Image {
     /// Ends the use of an image whose opening has failed: what it has changed until then is kept as by
     /// a close, and what it has marked is marked no more. Its files stay open.
     pub(crate) async fn abandon(self: &Arc<Self>) {
-        if !self.read_only && self.prepared.load(Ordering::Acquire) {
+        if !self.read_only && self.preparation.is_over.load(Ordering::Acquire) {
             // Whoever opened it is told why it cannot be opened.
             let closed = self.start_alone(|image| async move { image.close_without_log().await });
             drop(closed.await);
@@ -46,7 +46,8 @@ impl Image {
     }
 
     async fn close_without_log(self: &Arc<Self>) -> Result<()> {
-        if !self.prepared.load(Ordering::Acquire) && !self.has_crash_consistent_bitmaps() {
+        if !self.preparation.is_over.load(Ordering::Acquire) && !self.has_crash_consistent_bitmaps()
+        {
             // Nothing was ever changed, so there is nothing to write or to flush.
             self.end_use();
             return Ok(());

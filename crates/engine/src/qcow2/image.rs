@@ -11,6 +11,7 @@ use vellum_format::features::Autoclear;
 use vellum_format::geometry::Geometry;
 use vellum_format::types::{GuestOffset, HostCluster, HostOffset};
 use vellum_io::{Error, ErrorKind, Io, Result, spawn_to_completion};
+use vellum_storage::mutants::{self, Mutant};
 use vellum_storage::{Event, EventListener, Storage};
 
 use crate::luks::GuestEncryption;
@@ -87,6 +88,15 @@ impl Size {
     }
 }
 
+/// What must happen once before the first change.
+#[derive(Debug, Default)]
+pub(crate) struct Preparation {
+    pub(crate) is_over: AtomicBool,
+    /// What this opening has read is durable.
+    has_synced: AtomicBool,
+    turn: async_lock::Mutex<()>,
+}
+
 /// Everything that the requests on one image share.
 #[derive(Debug)]
 pub(crate) struct Image {
@@ -153,9 +163,7 @@ pub(crate) struct Image {
     pub(crate) barrier_failure: BarrierFailure,
     /// The changes that run, of which none runs beside a close.
     pub(crate) changes: Changes,
-    /// What must happen once before the first change has happened.
-    pub(crate) prepared: AtomicBool,
-    pub(crate) preparing: async_lock::Mutex<()>,
+    pub(crate) preparation: Preparation,
     /// Whether data may lie in holes of the file, once that is known.
     pub(crate) preallocated: std::sync::OnceLock<bool>,
     /// See `OpenOptions`.
@@ -482,17 +490,43 @@ impl Image {
     /// is changing.
     pub(crate) async fn begin_change(&self, operation: &'static str) -> Result<()> {
         self.check_changeable(operation)?;
-        if self.prepared.load(Ordering::Acquire) {
+        if self.preparation.is_over.load(Ordering::Acquire) {
             return Ok(());
         }
-        let _one = self.preparing.lock().await;
-        if !self.prepared.load(Ordering::Acquire) {
+        let _one = self.preparation.turn.lock().await;
+        if !self.preparation.is_over.load(Ordering::Acquire) {
             // Whoever came first may have failed.
             self.check_changeable(operation)?;
+            // Durable with the sync, and so before anything is counted.
+            self.tell_of_leaks().await;
+            self.sync_what_was_read().await?;
             self.map_metadata().await?;
             self.begin_tracking().await?;
-            self.prepared.store(true, Ordering::Release);
+            self.preparation.is_over.store(true, Ordering::Release);
         }
+        Ok(())
+    }
+
+    /// Rule 13: makes durable what was read until now, once. It may be what a killed process has left in the page cache.
+    pub(crate) async fn sync_what_was_read(&self) -> Result<()> {
+        if self.preparation.has_synced.load(Ordering::Acquire)
+            || mutants::is(Mutant::ChangeUnsynced)
+        {
+            return Ok(());
+        }
+        let synced = async {
+            if self.has_external_data() {
+                self.data.flush().await?;
+            }
+            self.file.flush().await
+        };
+        if let Err(error) = synced.await {
+            // Rule 11: another sync would not tell of what this one has lost.
+            let error = error.of_failed_sync();
+            self.stop_changes(error.clone());
+            return Err(error);
+        }
+        self.preparation.has_synced.store(true, Ordering::Release);
         Ok(())
     }
 

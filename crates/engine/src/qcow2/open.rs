@@ -2,15 +2,14 @@
 //! except through the gate.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 use vellum_format::features::{Autoclear, Compatible, Incompatible};
 use vellum_format::geometry::Geometry;
-use vellum_format::header::{Header, Purpose, field};
+use vellum_format::header::{Header, Purpose};
 use vellum_format::snapshot::SnapshotEntry;
-use vellum_io::{Buffer, Buffers, Error, ErrorKind, Result};
-use vellum_storage::{Event, Storage, WriteFlags};
+use vellum_io::{Buffer, Error, ErrorKind, Result};
+use vellum_storage::{Event, Storage};
 
 use crate::debug_events::emit;
 use crate::gate::{FileRequest, Gate};
@@ -32,6 +31,7 @@ use crate::qcow2::compressed::compress::{Codec, CompressionOptions};
 use crate::qcow2::compressed::read_state::CompressedReads;
 use crate::qcow2::compressed::write_state::CompressedWrites;
 use crate::qcow2::encryption;
+use crate::qcow2::header::autoclear::write_autoclear;
 use crate::qcow2::header::load::{self, SnapshotTable, read_bytes};
 use crate::qcow2::header::state::HeaderState;
 use crate::qcow2::image::{Image, Size};
@@ -230,11 +230,7 @@ async fn make_writable(
     let known = Autoclear(header.autoclear.bits() & Autoclear::KNOWN.bits());
     if known != header.autoclear {
         header.autoclear = known;
-        let bytes = Buffer::copy_of(&known.bits().to_be_bytes());
-        let at = field::AUTOCLEAR_FEATURES as u64;
-        file.write(at, Buffers::from_iter([bytes]), WriteFlags::default())
-            .await?;
-        file.flush().await?;
+        write_autoclear(&**file, known).await?;
     }
     Ok(header)
 }
@@ -557,8 +553,7 @@ async fn assemble(
         fail_stop: Default::default(),
         barrier_failure: beside.barrier_failure,
         changes: Default::default(),
-        prepared: AtomicBool::new(false),
-        preparing: async_lock::Mutex::new(()),
+        preparation: Default::default(),
         preallocated: std::sync::OnceLock::new(),
         reproducible: options.reproducible,
         cache_share: share,

@@ -1,9 +1,9 @@
 //! Long backing chains, read through the merged index and without it, beside a model.
 
 use std::sync::Arc;
-use vellum::qcow2::AsQcow2;
 
 use vellum::gate::DenyAll;
+use vellum::qcow2::AsQcow2;
 use vellum::qcow2::check::{CheckOptions, check};
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::qcow2::{Backing, BackingName, OpenOptions, Qcow2};

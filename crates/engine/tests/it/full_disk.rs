@@ -187,10 +187,10 @@ fn a_resize_that_fails_leaves_nothing_behind() {
     }
 }
 
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// A new image of clusters of 64 KiB on a file system of which nothing else is used.
-async fn small_image() -> (Arc<SmallStorage>, Arc<Qcow2>) {
+pub(crate) async fn small_image() -> (Arc<SmallStorage>, Arc<Qcow2>) {
     let file = SmallStorage::new(Arc::new(MemStorage::new()));
     let options = CreateOptions::default().size_bytes(4 << 30);
     create(file.clone(), None, &options).await.unwrap();
@@ -198,26 +198,26 @@ async fn small_image() -> (Arc<SmallStorage>, Arc<Qcow2>) {
     (file, image)
 }
 
-async fn open_small(file: &Arc<SmallStorage>) -> Arc<Qcow2> {
+pub(crate) async fn open_small(file: &Arc<SmallStorage>) -> Arc<Qcow2> {
     let options = OpenOptions::default().discard(true);
     let opened = Qcow2::open(file.clone(), Arc::new(DenyAll), options).await;
     opened.unwrap()
 }
 
-async fn put(image: &Qcow2, offset: u64, len: u64, value: u8) -> vellum::Result<()> {
+pub(crate) async fn put(image: &Qcow2, offset: u64, len: u64, value: u8) -> vellum::Result<()> {
     let mut buffer = Buffer::zeroed(len as usize);
     buffer.fill(value);
     let written = image.write(offset, buffer, RequestFlags::default());
     written.await.map(drop)
 }
 
-async fn holds(image: &Qcow2, offset: u64, len: u64, value: u8) {
+pub(crate) async fn holds(image: &Qcow2, offset: u64, len: u64, value: u8) {
     let bytes = image.read(offset, Buffer::for_read(len as usize)).await;
     let all = bytes.unwrap().iter().all(|byte| *byte == value);
     assert!(all, "{value} is not what is at {offset:#x}");
 }
 
-async fn close_and_check(file: &Arc<SmallStorage>, image: &Qcow2) {
+pub(crate) async fn close_and_check(file: &Arc<SmallStorage>, image: &Qcow2) {
     image.close().await.unwrap();
     let report = check(file.clone(), &CheckOptions::default()).await.unwrap();
     assert_eq!(

@@ -91,3 +91,27 @@ fn a_repair_frees_nothing_before_a_sync() {
         }
     });
 }
+
+/// Counts are written whenever their cache asks for it, long before the first commit.
+#[test]
+fn what_leaks_before_the_first_commit_is_freed_as_well() {
+    run(async {
+        let file = Arc::new(MemStorage::new());
+        let options = CreateOptions::default()
+            .size_bytes(4 << 20)
+            .cluster_size_bytes(512)
+            .refcount_bits(64);
+        create(file.clone(), None, &options).await.unwrap();
+        let image = open(file.clone()).await.unwrap();
+        for offset in (0..2 << 20).step_by(64 << 10) {
+            let bytes = Buffer::zeroed(64 << 10);
+            let written = image.write(offset, bytes, RequestFlags::default());
+            written.await.unwrap();
+        }
+        let killed: Arc<dyn Storage> = Arc::new(MemStorage::with_bytes(file.snapshot()));
+        assert!(leaks(&killed).await > 1000);
+        open(killed.clone()).await.unwrap().close().await.unwrap();
+        assert_eq!(leaks(&killed).await, 0);
+        image.close().await.unwrap();
+    });
+}

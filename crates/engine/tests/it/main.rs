@@ -27,6 +27,7 @@ mod every_field;
 mod failing_storage;
 mod fixed_length;
 mod fixed_storage;
+mod free_clusters;
 mod full_disk;
 mod guest_memory;
 mod image_corpus;

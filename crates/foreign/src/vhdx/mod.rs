@@ -13,7 +13,7 @@
 //! Whoever opens an image of which that was not taken back replays the log first, or, where
 //! nothing may be written, refuses as QEMU does.
 //!
-//! The parent of a differencing image is opened by whoever opens the image: [`parent`] reads its names.
+//! The parent of a differencing image is opened by whoever opens the image: [`parent()`] reads its names.
 //! Blocks of which only some sectors are here are copied whole when they are written to, so the
 //! bitmaps never change.
 

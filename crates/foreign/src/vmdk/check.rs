@@ -14,7 +14,7 @@ use crate::facts::CheckReport;
 use crate::fields::read_at;
 use crate::layout::Layout;
 
-/// Looks for entries that lead behind the end of their file, or nowhere. Files as for [`super::open`].
+/// Looks for entries that lead behind the end of their file, or nowhere. Files as for [`super::open()`].
 ///
 /// # Errors
 /// As opening the image.

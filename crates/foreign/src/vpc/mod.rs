@@ -15,7 +15,7 @@
 //! Blocks of which a differencing image has only some sectors are copied whole when they are written to:
 //! the bitmap gets all its bits when the bytes are durable.
 //!
-//! The parent of a differencing image is opened by whoever opens the image: [`parent`] reads its names.
+//! The parent of a differencing image is opened by whoever opens the image: [`parent()`] reads its names.
 //! (QEMU takes such an image for a dynamic one, and what is the parent's for zeroes.)
 
 mod bitmap;

@@ -69,7 +69,7 @@ impl Header {
     pub fn decode_for(bytes: &[u8], purpose: Purpose) -> Result<Header> {
         let raw = Raw(bytes);
         let version = check_magic(bytes)?;
-        check_version(version)?;
+        geometry::check_version(version)?;
         let cluster_bits = raw.be32(field::CLUSTER_BITS);
         geometry::check_cluster_bits(cluster_bits)?;
         let layout = Layout::decode(&raw, version, cluster_bits)?;
@@ -140,18 +140,6 @@ pub(super) fn check_magic(bytes: &[u8]) -> Result<u32> {
         ));
     }
     Ok(raw.be32(field::VERSION))
-}
-
-pub(crate) fn check_version(version: u32) -> Result<()> {
-    if matches!(version, 2 | 3) {
-        return Ok(());
-    }
-    Err(fault(
-        FormatErrorKind::Unsupported,
-        "version",
-        version.into(),
-        format!("Unsupported qcow2 version {version}"),
-    ))
 }
 
 fn header_len(raw: &Raw, version: u32, cluster_size: usize) -> Result<usize> {

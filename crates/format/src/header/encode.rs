@@ -44,7 +44,7 @@ impl Header {
     }
 
     fn check_encodable(&self) -> Result<()> {
-        decode::check_version(self.version)?;
+        geometry::check_version(self.version)?;
         geometry::check_cluster_bits(self.cluster_bits)?;
         self.check_version_2()?;
         decode::check_compression_bit(self.compression_type, self.incompatible)?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vellum::BlockDevice;
 
-use super::CHUNK_BYTES;
+use crate::piece::CHUNK_BYTES;
 use crate::rate::Speed;
 use crate::scan::{Scan, TargetBacking};
 use crate::scope::Scope;

@@ -5,7 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 
-use crate::scan::Piece;
+use crate::piece::Piece;
 
 /// A step is an extent of the source, or so much of a longer one.
 const STEP_BYTES: u64 = 2 << 20;
@@ -66,7 +66,7 @@ impl ProgressSteps {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scan::Content;
+    use crate::piece::Content;
 
     fn piece(offset_bytes: u64, ends_extent: bool) -> Piece {
         Piece {

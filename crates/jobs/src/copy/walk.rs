@@ -3,7 +3,8 @@
 use vellum::Result;
 
 use super::{CopyError, CopyOptions, Observer, Shared, Step};
-use crate::scan::{Content, Piece, Scan};
+use crate::piece::{Content, Piece};
+use crate::scan::Scan;
 use crate::scope::Scope;
 use crate::window::{ReorderWindow, place_of_overwrite};
 

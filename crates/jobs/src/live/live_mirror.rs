@@ -16,7 +16,7 @@ use super::mirror::{Mirror, Pace};
 use super::parallel::{self, CopyOutcome, NextPiece};
 use crate::copy::{CopyError, Step};
 use crate::job::JobControl;
-use crate::scan::Content;
+use crate::piece::Content;
 use crate::scope::look_above;
 
 /// How many bytes may be dirty when users are held up for the last round: with more, one

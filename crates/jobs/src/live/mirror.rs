@@ -30,7 +30,7 @@ use super::live_mirror::MirrorPart;
 use super::parallel::PIECE_BYTES;
 use super::range_queue::{QueuedRange, RangeQueue};
 use crate::copy::{CopyError, Step};
-use crate::scan::Content;
+use crate::piece::Content;
 use crate::scope::look_above;
 
 /// So long does a writer wait for a copy that nobody asked it to wait for, while the target

@@ -9,7 +9,7 @@
 //! [`LiveBackup`] copies what a device shows at one moment to another device, while more is
 //! written to the first: its users go through a [`CopyBeforeWrite`] from that moment on.
 //!
-//! [`in_steps`] is for what has no guest to look after: it only keeps to the controls of its job.
+//! [`in_steps()`] is for what has no guest to look after: it only keeps to the controls of its job.
 //!
 //! Invariants of a mirror, and of a commit:
 //! - A range is called dirty once a write to it is complete, or has failed, and before its

@@ -1,4 +1,4 @@
-//! [`Spans`]: ranges of a device, each held by one at a time.
+//! [`RangeQueue`]: ranges of a device, each held by one at a time.
 //!
 //! Invariant: of those who want overlapping ranges the first to come is the first to go, so
 //! nobody waits for more than those who were there before.

@@ -1,6 +1,6 @@
 //! Files of web servers: HTTP/1.1 ranges, over many connections.
 //!
-//! [`open`] asks for the first bytes, and learns from the answer the length,
+//! [`open()`] asks for the first bytes, and learns from the answer the length,
 //! the version and whether the server knows ranges ([`source`] asks, [`answer`] looks at what
 //! comes). If it does not, the whole file goes to a temporary one at once ([`spool`]).
 //!

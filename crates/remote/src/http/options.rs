@@ -1,6 +1,7 @@
 //! What a user says of a file on a web server.
 
 use std::fmt;
+
 use zeroize::Zeroizing;
 
 use crate::connection::{ConnectionOptions, Login};

@@ -1,8 +1,8 @@
 //! Disks in registries of containers: images of one layer, an archive with the disk as
 //! `disk/disk.qcow2`, as KubeVirt has them (`containerDisk`).
 //!
-//! [`pull`] streams a layer: bytes are hashed as they arrive, and unpacked beside that (`layer`,
-//! `tar`); [`push`] makes one. `registry` speaks with the server, `manifest` and `reference`
+//! [`pull()`] streams a layer: bytes are hashed as they arrive, and unpacked beside that (`layer`,
+//! `tar`); [`push()`] makes one. `registry` speaks with the server, `manifest` and `reference`
 //! are what is said.
 //!
 //! Invariants:

@@ -10,8 +10,10 @@
 //! | `open`, `held_locks` | opening: locks, kinds, what direct I/O wants; the locks held |
 //! | `renewal` | the same file opened anew, which stays locked |
 //! | `as_file` | the file that a storage is |
+//! | `times` | when a file was changed, and whether that tells its content |
 //! | `bounce` | requests that direct I/O wants aligned |
 //! | `last_block` | what direct I/O would make the file longer by |
+//! | `truncate` | another length |
 //! | `zero`, `extents`, `clone` | zeroes and holes; where there is data; blocks that files share |
 //! | `drop_behind` | large files that a job reads once leave the page cache again |
 //!
@@ -28,6 +30,8 @@ mod last_block;
 mod open;
 mod options;
 mod renewal;
+pub(crate) mod times;
+mod truncate;
 mod zero;
 
 use std::any::Any;
@@ -44,9 +48,9 @@ pub use drop_behind::large_file_bytes;
 use held_locks::HeldLocks;
 use open::OpenedFile;
 pub use options::{Create, FileKind, FileOptions, Locks};
+use times::FileTimes;
 
 use crate::lock::{self, LockConflict, PermissionSet, Permissions};
-use crate::source_version::FileTimes;
 use crate::sys;
 use crate::{Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};
 use vellum_io::align::{Alignment, RangeLocks, SharedGuard};
@@ -492,18 +496,10 @@ impl Storage for FileStorage {
             }
             None => {}
         }
-        let resizing = match self.locks.resize() {
-            Ok(resizing) => resizing,
-            Err(error) => return Io::ready(Err(error)),
-        };
-        self.file.extents.forget();
-        let fd = self.file.descriptor.clone();
-        let work = move || {
-            let truncated = sys::truncate(&*fd, len_bytes).map(|()| 0);
-            drop(resizing);
-            truncated
-        };
-        lane::call(&self.file.descriptor, "truncate", work, finish_unit)
+        match self.locks.resize() {
+            Ok(resizing) => self.file.truncate(len_bytes, resizing),
+            Err(error) => Io::ready(Err(error)),
+        }
     }
 
     fn block_status(&self, offset_bytes: u64, len_bytes: u64) -> Io<StorageExtent> {

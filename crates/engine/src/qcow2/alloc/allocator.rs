@@ -84,7 +84,7 @@ impl Allocation {
     }
 }
 
-/// A moment between two commits; see [`Allocator::commit_began`].
+/// A moment between two commits; see [`Allocator::begin_commit`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RefcountMark {
     period: u64,

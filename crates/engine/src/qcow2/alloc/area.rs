@@ -78,9 +78,7 @@ impl Allocator {
             allocated => return allocated,
         };
         self.empty_reserve().await?;
-        while self.is_scanning() {
-            self.scan_on().await?;
-        }
+        self.scan_rest().await?;
         let known = self.allocate_known_run(count).await?;
         known.map(|known| known.start).ok_or(error)
     }

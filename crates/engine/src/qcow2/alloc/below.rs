@@ -1,4 +1,5 @@
-//! Clusters below a limit, for whoever makes the file shorter (`compact`).
+//! Clusters in a certain place: below a limit, for whoever makes the file shorter (`compact`), or
+//! free ones that take room of the host, for whoever returns that (`commit/room.rs`).
 //!
 //! They do not come from the reserve: that is filled ahead, and from wherever there is room. While
 //! somebody compacts, everybody else's clusters come from the lowest free ones, too.
@@ -84,6 +85,20 @@ impl Allocator {
         }
     }
 
+    /// Allocates free clusters among `clusters` that lie side by side, as far as they are known.
+    /// `None`: none of them is.
+    ///
+    /// # Errors
+    /// When the refcounts cannot be read.
+    pub(crate) async fn allocate_among(
+        self: &Arc<Self>,
+        clusters: Range<u64>,
+    ) -> Result<Option<Allocation>> {
+        let want = clusters.end - clusters.start;
+        self.allocate_by(|allocator| allocator.take_among(&mut allocator.state(), &clusters, want))
+            .await
+    }
+
     async fn allocate_by(
         self: &Arc<Self>,
         attempt: impl Fn(&Self) -> Result<Option<Attempt>>,
@@ -102,20 +117,33 @@ impl Allocator {
 
     fn attempt_below(&self, limit: u64, want: u64) -> Result<Option<Attempt>> {
         let mut state = self.state();
-        while let Some(extent) = state.free.first().filter(|extent| extent.start < limit) {
-            let end = extent.end.min(limit);
-            let (clusters, slice) = match self.find(extent.start, want)? {
+        match self.take_among(&mut state, &(0..limit), want)? {
+            None => Ok(unseen_below(&state, limit)),
+            taken => Ok(taken),
+        }
+    }
+
+    /// Takes up to `want` free clusters side by side, the lowest known ones among `clusters`.
+    fn take_among(
+        &self,
+        state: &mut State,
+        clusters: &Range<u64>,
+        want: u64,
+    ) -> Result<Option<Attempt>> {
+        while let Some(extent) = state.free.first_in(clusters) {
+            let known = extent.start.max(clusters.start)..extent.end.min(clusters.end);
+            let (run, slice) = match self.find(known.start, want)? {
                 Ok(found) => found,
                 Err(obstacle) => return Ok(Some(Attempt::Blocked(obstacle))),
             };
-            let found = clusters.start..clusters.end.min(end);
+            let run = run.start..run.end.min(known.end);
             // What was passed over is in use, whatever the index says.
-            state.free.remove(extent.start..slice.end.min(found.start));
-            if found.start < found.end {
-                return self.take_below(&mut state, found, slice.key).map(Some);
+            state.free.remove(known.start..slice.end.min(run.start));
+            if run.start < run.end {
+                return self.take_below(state, run, slice.key).map(Some);
             }
         }
-        Ok(unseen_below(&state, limit))
+        Ok(None)
     }
 
     fn attempt_run_below(&self, limit: u64, count: u64) -> Result<Option<Attempt>> {

@@ -1,7 +1,7 @@
 //! Frees what a crash has leaked, at the next open for writing, before anything else is changed.
 //!
 //! A compatible feature bit says that the image may have leaked clusters, which are counted although
-//! nothing refers to them: it is set before the first of them is counted, and cleared by a clean close ([`MAY_HAVE_LEAKS`], FORMAT.md,
+//! nothing refers to them: it is set before the first change, and cleared by a clean close ([`MAY_HAVE_LEAKS`], FORMAT.md,
 //! section 7d). The open that finds it reads all refcounts and tables. It trusts nothing else: other
 //! programs keep the bit, and change the image as they like.
 //!
@@ -25,6 +25,7 @@ use vellum_format::l1::L1Entry;
 use vellum_format::l2::{L2Entry, Mapping};
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_io::{Buffer, Buffers, Error, Result};
+use vellum_storage::mutants::{self, Mutant};
 use vellum_storage::{Storage, WriteFlags};
 
 use crate::qcow2::header::fields::write_compatible;
@@ -43,10 +44,9 @@ const KNOWN_EXTENSIONS: [u32; 3] = [kind::LOST_BITMAPS, kind::WRITE_LOG, kind::C
 const EFBIG: i32 = 27;
 
 impl Image {
-    /// Has the header tell of leaks before a commit that may leave some; `drops`: it lets clusters go.
-    /// If that fails, a crash leaks them for good.
-    pub(crate) async fn tell_of_leaks(&self, drops: bool) {
-        if self.tells_of_leaks && (drops || self.allocator.has_counted()) {
+    /// Has the header tell of leaks, before the first change. If that fails, a crash leaks them for good.
+    pub(crate) async fn tell_of_leaks(&self) {
+        if self.tells_of_leaks {
             drop(self.set_may_have_leaks(true).await);
         }
     }
@@ -127,7 +127,9 @@ pub(crate) async fn free_leaks(file: &Arc<dyn Storage>, header: &mut Header) -> 
     if !leaked.is_empty() {
         // The mapping just read may be the last, unsynced writes of a killed process: the mapping on disk may still
         // refer to these clusters.
-        file.flush().await?;
+        if !mutants::is(Mutant::FreeLeaksUnsynced) {
+            file.flush().await?;
+        }
         search.lower(&leaked).await?;
         file.flush().await?;
     }
@@ -142,15 +144,22 @@ async fn find_leaks<'a>(
     header: &'a Header,
 ) -> Result<Option<Search<'a>>> {
     let geometry = header.geometry();
-    let clusters = geometry.clusters_for(file.len_bytes()?);
-    if clusters > MOST_CLUSTERS || !is_all_known(header) {
+    let in_file = geometry.clusters_for(file.len_bytes()?);
+    if in_file > MOST_CLUSTERS || !is_all_known(header) {
         return Ok(None);
     }
+    let blocks = load::refcount_table(file, header, &geometry).await?;
+    // A process may have counted clusters and not reached them with the file: they leak once it is longer.
+    let last_block = blocks.iter().rposition(|entry| entry.raw_offset() != 0);
+    let counted = last_block.map_or(0, |last| {
+        (last as u64 + 1) * geometry.refcount_block_entries()
+    });
+    let clusters = counted.clamp(in_file, MOST_CLUSTERS);
     let mut search = Search {
         file,
         header,
         geometry,
-        blocks: load::refcount_table(file, header, &geometry).await?,
+        blocks,
         suspects: Suspects::new(clusters),
         left_bytes: MOST_METADATA_BYTES,
     };
@@ -215,10 +224,10 @@ impl Search<'_> {
         let per_block = self.geometry.refcount_block_entries();
         let order = self.geometry.refcount_order;
         for index in 0..clusters.div_ceil(per_block) {
-            self.spend(self.geometry.cluster_size_bytes())?;
             let Some((_, counts)) = self.block(index).await? else {
                 continue;
             };
+            self.spend(counts.len() as u64)?;
             let first = index * per_block;
             for inside in 0..per_block.min(clusters - first) {
                 if refcount::get(&counts, order, inside as usize) == 1 {
@@ -326,6 +335,10 @@ impl Search<'_> {
 
     /// Notes which clusters these L2 tables lead to.
     async fn look_at_tables(&mut self, tables: BTreeSet<u64>) -> Result<()> {
+        if self.geometry.external_data {
+            // They lead to clusters of the data file.
+            return Ok(());
+        }
         let (file, cluster_bytes) = (self.file, self.geometry.cluster_size_bytes());
         let reads = tables.into_iter().map(|table| {
             let start = table.saturating_mul(cluster_bytes);

@@ -117,6 +117,24 @@ impl Allocator {
         state.note_scanned(first..end, vec![first..end]);
     }
 
+    /// Looks at the refcounts that were not looked at yet, until the index is full: for whatever is found then,
+    /// something is forgotten that would have to be looked for again.
+    ///
+    /// # Errors
+    /// When refcounts cannot be read.
+    pub(crate) async fn scan_rest(&self) -> Result<()> {
+        loop {
+            let left = self.state().scan.left.clone();
+            if left.is_empty() {
+                return Ok(());
+            }
+            self.scan_on().await?;
+            if self.state().scan.left.start <= left.start {
+                return Ok(());
+            }
+        }
+    }
+
     /// Looks at a few more refcounts, on disk: a scan must not push others out of
     /// the cache. What it sees may be out of date, as the index may be.
     pub(crate) async fn scan_on(&self) -> Result<()> {

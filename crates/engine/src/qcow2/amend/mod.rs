@@ -144,7 +144,9 @@ impl Work {
     /// told.
     async fn open_metadata(&self) -> Result<Arc<Image>> {
         let image = self.open().await?;
-        image.prepared.store(true, Ordering::Release);
+        image.tell_of_leaks().await;
+        image.sync_what_was_read().await?;
+        image.preparation.is_over.store(true, Ordering::Release);
         Ok(image)
     }
 

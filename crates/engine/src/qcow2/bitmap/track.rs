@@ -102,15 +102,21 @@ impl Image {
                 let mut layout = self.bitmaps.layout.lock().await;
                 let regions = self.bitmaps.live().take_wanted();
                 let mut planned = Vec::with_capacity(layout.len());
-                let result = self
-                    .cover_regions(&mut layout, &regions, &mut planned)
-                    .await;
+                let mut bits_are_durable = false;
+                let covered =
+                    self.cover_regions(&mut layout, &regions, &mut planned, &mut bits_are_durable);
+                let result = covered.await;
                 if result.is_err() {
-                    // New clusters may or may not be in the tables on disk: others will
-                    // take their place, and these are leaked.
                     for (table, writes) in layout.iter_mut().zip(&planned) {
                         for &entry in &writes.entries {
                             table.clusters[entry] = BitmapCluster::Zeros;
+                        }
+                    }
+                    // Afterwards new clusters may or may not be in the tables on disk: others will take their
+                    // place, and these are leaked.
+                    if !bits_are_durable {
+                        for writes in planned {
+                            self.give_back_new(writes.new).await;
                         }
                     }
                 }
@@ -125,6 +131,7 @@ impl Image {
         layout: &mut [Table],
         regions: &[Range<u64>],
         planned: &mut Vec<Writes>,
+        bits_are_durable: &mut bool,
     ) -> Result<()> {
         for (number, table) in layout.iter_mut().enumerate() {
             let mut writes = Writes::default();
@@ -140,6 +147,7 @@ impl Image {
             self.allocator.refcounts.write_back().await?;
         }
         self.file.flush().await?;
+        *bits_are_durable = true;
         if changes_tables {
             for (table, writes) in layout.iter().zip(planned.iter()) {
                 self.write_table_entries(table, &writes.entries).await?;

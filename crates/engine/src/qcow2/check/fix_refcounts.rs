@@ -27,11 +27,9 @@ enum Pass {
 
 /// Makes refcounts what the references say, as far as `fix` allows.
 pub(super) async fn fix_refcounts(image: &Image, outcome: &mut Outcome, fix: Fix) -> Result<()> {
-    if fix == Fix::All {
-        write_pass(image, outcome, Pass::Raise).await?;
+    if fix == Fix::All && write_pass(image, outcome, Pass::Raise).await? {
+        image.flush().await?;
     }
-    // Needed even if no count went up: the tables just read may be unsynced writes of a killed process.
-    image.flush().await?;
     if write_pass(image, outcome, Pass::Lower).await? {
         image.flush().await?;
     }

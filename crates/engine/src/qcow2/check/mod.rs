@@ -192,6 +192,8 @@ pub async fn repair(
     fix: Fix,
     options: &CheckOptions,
 ) -> Result<CheckReport> {
+    // Rule 13: a cluster that looks free may be in use by a mapping that a killed process left on disk.
+    storage.flush().await?;
     let mut image = Image::open(storage, options.on_progress.clone()).await?;
     refuse_sealed(&image.storage, &image.header)?;
     // Rule C3: a repair goes past them.
@@ -273,7 +275,7 @@ async fn run(
 /// and clears the dirty bit, as it is opened.
 ///
 /// # Errors
-/// As [`repair`]. What else is wrong with the image is told through `messages`, in a few
+/// As [`repair()`]. What else is wrong with the image is told through `messages`, in a few
 /// lines and a sum unless these want all, and left to its use to meet, as in QEMU.
 pub(crate) async fn repair_dirty(storage: Arc<dyn Storage>, messages: &Messages) -> Result<()> {
     let told = Arc::new(messages.of_repair());
@@ -282,6 +284,8 @@ pub(crate) async fn repair_dirty(storage: Arc<dyn Storage>, messages: &Messages)
     let findings = Findings::new(Some(Arc::new(on_finding)));
     let could_not = |error: Error| error.context("open", "Could not repair dirty image");
     let repaired = async {
+        // Rule 13, as in [`repair`].
+        storage.flush().await?;
         let mut image = Image::open(storage.clone(), None).await?;
         run(&mut image, Some(Fix::All), MissingData::Kept, findings).await
     };

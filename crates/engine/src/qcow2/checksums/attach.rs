@@ -17,6 +17,7 @@ use super::pages::{Checksums, Trust};
 use super::storage::Checksummed;
 use super::sums_file::SumsFile;
 use crate::gate::{FileRequest, Gate};
+use crate::qcow2::header::autoclear::write_autoclear;
 use crate::qcow2::header::load::{self, read_bytes};
 use crate::qcow2::header::rewrite::rewrite_header;
 use crate::qcow2::options::{OpenOptions, OpenPurpose};
@@ -308,6 +309,8 @@ async fn make(
         return Err(refuse(ErrorKind::InvalidArgument, storage.name(), message));
     }
     let id = LogId(random_bytes(storage)?);
+    // Rule 13: the bit may be gone in the page cache only, and these sums be the ones that it vouches for.
+    write_autoclear(&**file, header.autoclear).await?;
     // A seal vouches for the header as it is.
     take_seal_off(file).await?;
     // In this order: what a crash leaves in between is a file that this image may take, and sums

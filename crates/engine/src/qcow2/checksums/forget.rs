@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use vellum_format::extension::kind;
 use vellum_format::features::Autoclear;
-use vellum_format::header::{Header, Purpose, field};
+use vellum_format::header::{Header, Purpose};
 use vellum_format::write_log::WriteLogExtension;
-use vellum_io::{Buffer, Buffers, Result};
-use vellum_storage::{Storage, WriteFlags};
+use vellum_io::Result;
+use vellum_storage::Storage;
 
 use super::sums_file::SumsFile;
+use crate::qcow2::header::autoclear::write_autoclear;
 use crate::qcow2::header::load;
 
 /// The checksums that an image has.
@@ -53,13 +54,8 @@ pub async fn forget(file: &Arc<dyn Storage>) -> Result<bool> {
     if !has_checksums(&header) {
         return Ok(false);
     }
-    // One sector, and nothing else of the block: a crash leaves it with its sum, or without the bit.
     // The name stays, and says which file may be taken again.
     let gone = Autoclear::CHECKSUMS | Autoclear::SEALED;
-    let bits = header.autoclear.without(gone).bits();
-    let bits = Buffers::from_iter([Buffer::copy_of(&bits.to_be_bytes())]);
-    let at = field::AUTOCLEAR_FEATURES as u64;
-    file.write(at, bits, WriteFlags::default()).await?;
-    file.flush().await?;
+    write_autoclear(&**file, header.autoclear.without(gone)).await?;
     Ok(true)
 }

@@ -214,7 +214,6 @@ impl Image {
         self.fail_stop.check("flush", &self.name)?;
         trace!(name: "qcow2_commit_start", image = self.name);
         let dropped = std::mem::take(&mut self.commits.lists().not_durable);
-        self.tell_of_leaks(!dropped.is_empty()).await;
         match self.write_everything().await {
             Ok(()) => self.commits.lists().durable.extend(dropped),
             Err(failure) => {

@@ -1,6 +1,9 @@
 //! Room for requests that found none: what the mapping has dropped is committed and freed, what was
 //! reserved is returned, and the request is tried again as long as that may help.
 //!
+//! A write into a hole that the mapping leads to has one more way: free clusters that take room of the
+//! host return it ([`Image::punch_free_clusters`]).
+//!
 //! Invariants:
 //! - Whoever searches for room holds no guest range and no turn of the commits: it may wait for
 //!   requests that hold these.
@@ -42,6 +45,8 @@ pub(crate) struct RoomSearch {
     changes: Option<u64>,
     /// All clusters that had been left out are tried once more.
     is_last: bool,
+    /// So many clusters the last attempt wrote where the mapping leads: no other ones help.
+    in_place_clusters: u64,
     /// The first error of the storage: what it says, no later one says better.
     first: Option<Error>,
 }
@@ -53,6 +58,11 @@ impl RoomSearch {
             changes: Some(changes),
             ..RoomSearch::default()
         }
+    }
+
+    /// Notes to how many clusters the attempt that has failed wrote in place, where the mapping leads.
+    pub(crate) fn note_in_place(&mut self, clusters: u64) {
+        self.in_place_clusters = clusters;
     }
 
     /// The error of a request that ends with `last`.
@@ -89,19 +99,29 @@ impl Image {
         // What cannot be freed or looked up now is no room for this request.
         drop(self.allocator.return_reserves().await);
         drop(self.free_dropped(MAX_WAIT_FOR_READS).await);
-        while self.allocator.is_scanning() && self.allocator.scan_on().await.is_ok() {}
+        drop(self.allocator.scan_rest().await);
         if search.attempts > ATTEMPTS_ANYWHERE {
             self.leave_out_holes().await;
         }
-        let changes = self.allocator.room_changes();
-        let has_changed = search.changes.replace(changes) != Some(changes);
         let may_go_on = search.attempts < MOST_ATTEMPTS && search.searches < MOST_SEARCHES;
-        if has_changed && may_go_on {
+        let has_changed = search.changes != Some(self.allocator.room_changes());
+        let lacks_block = !has_changed || search.in_place_clusters > 0 && search.attempts > 1;
+        if may_go_on && lacks_block && !is_full(error) {
+            self.punch_free_clusters(search).await;
+        }
+        let changes = self.allocator.room_changes();
+        if search.changes.replace(changes) != Some(changes) && may_go_on {
             return true;
         }
         let was_left_out = self.allocator.end_room_search();
-        // Clusters that failed with ENOSPC for other requests may have room by now.
-        may_go_on && was_left_out && is_full(error) && !std::mem::replace(&mut search.is_last, true)
+        let is_last_resort = was_left_out && is_full(error) && !search.is_last;
+        if may_go_on && is_last_resort {
+            // Clusters that failed with ENOSPC for other requests may have room by now, and a block that
+            // one of those left out holds is room for any.
+            search.is_last = true;
+            self.punch_free_clusters(search).await;
+        }
+        may_go_on && is_last_resort
     }
 
     /// Before a request that takes about `want` clusters: commits what was dropped if the file
@@ -153,26 +173,84 @@ impl Image {
     /// Leaves free clusters out that would take room of the host, where it says which: those that are
     /// holes. A run of them is left out only if not even its first cluster can be given room.
     async fn leave_out_holes(&self) {
-        let cluster_bytes = self.geometry.cluster_size_bytes();
         for extent in self.allocator.free_extents() {
             let mut at = extent.start;
             while at < extent.end {
-                let (start, len_bytes) = (at * cluster_bytes, (extent.end - at) * cluster_bytes);
-                let Ok(status) = self.file.block_status(start, len_bytes).await else {
+                let Ok((run, is_hole)) = self.run_alike(at..extent.end).await else {
                     return;
                 };
-                let run = match status.status {
-                    BlockStatus::Data => at..at + status.len_bytes / cluster_bytes,
-                    _ => at..at + status.len_bytes.div_ceil(cluster_bytes),
-                };
-                let is_hole = run.is_empty() || status.status != BlockStatus::Data;
-                let run = at..run.end.max(at + 1).min(extent.end);
                 if is_hole && !self.has_room_at(&run).await {
                     self.allocator.leave_out_roomless(run.clone());
                 }
                 at = run.end;
             }
         }
+    }
+
+    /// Has free clusters return room of the host: as much as the request needs, twice as much at each
+    /// attempt, for others may take it. Where the host tells of none that takes room, it may not tell of
+    /// all: then, and at the last attempts, every free cluster returns what it has.
+    async fn punch_free_clusters(self: &Arc<Self>, search: &RoomSearch) {
+        // Clusters are allocated while they are punched: others would find none free, and give up.
+        let _one = self.commits.punching.lock().await;
+        let wanted = search.in_place_clusters.max(1) << search.attempts;
+        let needs_all = search.is_last || search.attempts > ATTEMPTS_ANYWHERE;
+        if needs_all || self.punch_data(wanted).await == 0 {
+            for extent in self.allocator.free_extents() {
+                self.punch_free_among(extent, u64::MAX).await;
+            }
+        }
+    }
+
+    /// Punches up to `most` free clusters that the host tells of as data; returns how many.
+    async fn punch_data(self: &Arc<Self>, most: u64) -> u64 {
+        let mut punched = 0;
+        for extent in self.allocator.free_extents() {
+            let mut at = extent.start;
+            while at < extent.end && punched < most {
+                let Ok((run, is_hole)) = self.run_alike(at..extent.end).await else {
+                    return punched;
+                };
+                at = run.end;
+                if !is_hole {
+                    punched += self.punch_free_among(run, most - punched).await;
+                }
+            }
+        }
+        punched
+    }
+
+    /// Punches up to `most` free clusters among these, while they are allocated; returns how many.
+    async fn punch_free_among(self: &Arc<Self>, mut clusters: Range<u64>, most: u64) -> u64 {
+        let start = clusters.start;
+        clusters.end = clusters.end.min(start.saturating_add(most));
+        while !clusters.is_empty() {
+            let taken = self.allocator.allocate_among(clusters.clone()).await;
+            let Ok(Some(taken)) = taken else {
+                break;
+            };
+            let first = taken.start.cluster(&self.geometry).index();
+            clusters.start = first + taken.clusters;
+            self.punch(first..clusters.start).await;
+            self.give_back(taken).await;
+        }
+        clusters.start - start
+    }
+
+    /// The first clusters of an extent that are alike, and whether they are a hole in the file.
+    async fn run_alike(&self, extent: Range<u64>) -> Result<(Range<u64>, bool)> {
+        let cluster_bytes = self.geometry.cluster_size_bytes();
+        let len_bytes = (extent.end - extent.start) * cluster_bytes;
+        let start = extent.start * cluster_bytes;
+        let status = self.file.block_status(start, len_bytes).await?;
+        let whole = status.len_bytes / cluster_bytes;
+        let is_data = status.status == BlockStatus::Data;
+        let count = match is_data {
+            true => whole,
+            false => status.len_bytes.div_ceil(cluster_bytes),
+        };
+        let end = (extent.start + count.max(1)).min(extent.end);
+        Ok((extent.start..end, !is_data || whole == 0))
     }
 
     async fn has_room_at(&self, run: &Range<u64>) -> bool {

@@ -132,6 +132,8 @@ pub(crate) struct Commits {
     pub(super) background_commit: AtomicBool,
     /// One at a time commits for the sake of what was dropped.
     pub(super) freeing: async_lock::Mutex<()>,
+    /// One at a time has free clusters return their room.
+    pub(super) punching: async_lock::Mutex<()>,
 }
 
 /// A running change of the mapping that needs a barrier before it.

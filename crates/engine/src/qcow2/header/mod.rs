@@ -2,6 +2,7 @@
 //!
 //! | file | what it does |
 //! | --- | --- |
+//! | [`autoclear`] | the autoclear features of a file that is not an open image |
 //! | [`backing`] | another backing file's name for an image in use |
 //! | [`fields`] | the header's fields, changed in memory and in place on disk |
 //! | [`load`] | reads header, snapshot table and bitmap directory, and checks them against the limits |
@@ -11,6 +12,7 @@
 //! Invariant: header fields are written under [`state::HeaderState::lock_for_writing`]; what changes extensions or
 //! names goes through [`rewrite`].
 
+pub(crate) mod autoclear;
 pub(crate) mod backing;
 pub(crate) mod fields;
 pub(crate) mod load;

@@ -448,6 +448,9 @@ impl Image {
             self.write_back_locked_range(first..end).await?;
             self.commit().await?;
             if self.data_is_raw() {
+                // Rule 4: a crash may leave the old size.
+                let given_up = new_bytes..self.header().size_bytes;
+                self.mark_dirty(given_up).await?;
                 self.give_up_raw_data(new_bytes).await?;
             }
             self.write_size(new_bytes).await?;

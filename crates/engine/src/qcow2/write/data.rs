@@ -154,6 +154,8 @@ impl Image {
             let held = match held {
                 Ok(held) => held,
                 Err(error) => {
+                    let clusters = (end - at).div_ceil(self.geometry.cluster_size_bytes());
+                    search.note_in_place(clusters);
                     self.try_again(&mut search, error, &rest, at..end).await?;
                     continue;
                 }
@@ -183,6 +185,7 @@ impl Image {
                         Ok(Some(piece)) => piece,
                         Ok(None) => continue,
                         Err(error) => {
+                            search.note_in_place(0);
                             self.try_again(&mut search, error, &rest, at..end).await?;
                             continue;
                         }
@@ -492,20 +495,18 @@ impl Image {
         self: &Arc<Self>,
         placed: &PlacedStep,
     ) -> Result<(Option<Buffer>, Option<Buffer>)> {
+        // Before the fill, which may share blocks up to the same end.
+        self.reach_end(placed).await?;
         let head = self.fill(placed, placed.fill_start, placed.start);
         let tail = self.fill(placed, placed.end, placed.fill_end);
-        let reached = self.reach_end(placed);
         #[cfg(feature = "mutants")]
         if vellum_storage::mutants::is(vellum_storage::mutants::Mutant::TellTheFirstError) {
             #[expect(clippy::disallowed_methods, reason = "this is what is wrong with it")]
-            let (head, tail, ()) = futures_util::future::try_join3(head, tail, reached).await?;
-            return Ok((head, tail));
+            return futures_util::future::try_join(head, tail).await;
         }
         // All of them end: after an error the clusters that they write to are given back.
-        let (head, tail, reached) = futures_util::join!(head, tail, reached);
-        let filled = (head?, tail?);
-        reached?;
-        Ok(filled)
+        let (head, tail) = futures_util::join!(head, tail);
+        Ok((head?, tail?))
     }
 
     /// Lets the file reach to the end of new clusters that are not written to their

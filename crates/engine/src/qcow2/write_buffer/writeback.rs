@@ -216,9 +216,9 @@ impl Image {
         result
     }
 
-    /// As [`Image::drain_range`], for a caller that holds whole clusters around the
+    /// As [`Image::write_back_range`], for a caller that holds whole clusters around the
     /// range exclusive and is going to replace all bytes of the range: clusters of which
-    /// only such bytes are buffered stay as they are, for [`Image::forget_replaced`].
+    /// only such bytes are buffered stay as they are, for [`Image::discard_replaced`].
     pub(crate) async fn write_back_beside(self: &Arc<Self>, range: Range<u64>) -> Result<()> {
         for cluster in self.buffered_clusters(range.clone()) {
             if !self.write_buffer.is_inside(cluster, &range) {
@@ -238,7 +238,7 @@ impl Image {
         }
     }
 
-    /// As [`Image::drain_range`], for a caller that holds whole clusters around the
+    /// As [`Image::write_back_range`], for a caller that holds whole clusters around the
     /// range exclusive.
     pub(crate) async fn write_back_locked_range(self: &Arc<Self>, range: Range<u64>) -> Result<()> {
         for cluster in self.buffered_clusters(range) {

@@ -211,7 +211,7 @@ async fn leave_named(image: &Image, gate: &dyn Gate, next: &WriteLogOptions) -> 
         return Ok(());
     };
     if let Ok(Some(old)) = read_superblock(&file).await
-        && old.id == extension.id
+        && [extension.id, NOBODY].contains(&old.id)
     {
         // Rule W7: a crash must not bring the bit back, and find nobody's log.
         image
@@ -346,15 +346,19 @@ async fn attach_file(
     // Rule W7: each use has an identity of its own, so that an older copy of image or log does not
     // match; and in this order, so that a crash in between leaves a file that may be claimed.
     let old = match old {
-        Some(old) if old.id != NOBODY => {
-            // The header is without the bit, but a close whose last flush failed may have left that
-            // in memory only: a crash would bring the bit back, and find nobody's log.
-            image
-                .change_incompatible(|bits| bits.without(Incompatible::WRITE_LOG))
-                .await?;
+        Some(old) => {
+            if old.id != NOBODY {
+                // The header is without the bit, but a close whose last flush failed may have left that
+                // in memory only: a crash would bring the bit back, and find nobody's log.
+                image
+                    .change_incompatible(|bits| bits.without(Incompatible::WRITE_LOG))
+                    .await?;
+            }
+            // Also where it is nobody's already: a process that was killed may have left that in the page
+            // cache only.
             Some(disown(file, old).await?)
         }
-        other => other,
+        None => None,
     };
     let extension = WriteLogExtension {
         id: LogId(random_bytes(file)?),
@@ -403,10 +407,8 @@ pub(super) async fn use_log(
         old,
         cluster_bytes: image.geometry.cluster_size_bytes(),
     };
-    // Rule W1: what whoever had the image before has left in the caches of the operating system the
-    // guest reads, and no append makes it durable.
-    image.data.flush().await?;
-    image.file.flush().await?;
+    // Rule W1: no append makes durable what the guest reads of it.
+    image.sync_what_was_read().await?;
     let log = WriteLog::new(parts);
     log.begin().await?;
     let attached = image.write_log.set(Box::new(log));

@@ -229,9 +229,18 @@ fn what_no_superblock_says_is_refused() {
             open(file.clone(), memory(&wrong), false)
                 .await
                 .expect_err("refused");
-            assert!(file.snapshot() == image);
+            assert!(
+                without_compatible_features(file.snapshot())
+                    == without_compatible_features(image.clone())
+            );
         });
     }
+}
+
+/// An image that tells of leaks has not changed otherwise.
+fn without_compatible_features(mut image: Vec<u8>) -> Vec<u8> {
+    image[80..88].fill(0);
+    image
 }
 
 #[test]

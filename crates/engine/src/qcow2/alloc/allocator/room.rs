@@ -149,12 +149,6 @@ impl Allocator {
         self.pending_frees.load(Ordering::Relaxed)
     }
 
-    /// Whether clusters have been handed out since the image was opened, or are counted ahead.
-    pub(crate) fn has_counted(&self) -> bool {
-        let state = self.state();
-        state.handed_out > 0 || state.reserve.clusters() > 0
-    }
-
     /// How many clusters may lie unused below the end of the file.
     pub(in crate::qcow2::alloc) fn slack_clusters(&self, state: &State) -> u64 {
         let unused = state.free.clusters()
@@ -259,11 +253,6 @@ impl Allocator {
     pub(crate) fn is_scarce(&self) -> bool {
         let state = self.state();
         state.room.limit != u64::MAX || state.is_short()
-    }
-
-    /// Whether the free clusters of the image have not all been looked for yet.
-    pub(crate) fn is_scanning(&self) -> bool {
-        !self.state().scan.left.is_empty()
     }
 
     /// Ends a search for room that has failed: the next one begins with all free clusters. Returns

@@ -59,7 +59,7 @@ impl Image {
         map.complete.store(true, Ordering::Release);
         if map.checks.contains(Metadata::InactiveL2) {
             // The next change looks for the tables of the snapshots.
-            self.prepared.store(false, Ordering::Release);
+            self.preparation.is_over.store(false, Ordering::Release);
         }
     }
 
