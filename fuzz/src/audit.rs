@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use vellum_control::audit::{Form, Level, Policy, audit};
+use vellum_images::audit::{Form, Level, Policy, audit};
 use vellum_storage::MemStorage;
 
 use super::image::{run, unpack};

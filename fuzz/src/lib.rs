@@ -11,11 +11,11 @@
 //! | `crates/export/tests/it/corpus.rs` | [`nbd`] |
 //! | `crates/export/tests/it/sessions.rs` | [`nbd_server`], [`nbd_client`] |
 //! | `crates/export/tests/it/vhost_user_blk_corpus.rs` | [`vhost_user_blk`] |
-//! | `crates/control/tests/it/corpus.rs` | [`options`] |
-//! | `crates/control/tests/it/audit_corpus.rs` | [`audit`] |
-//! | `crates/control/tests/it/qmp_corpus.rs` | [`qmp`] |
-//! | `crates/control/tests/it/monitor_corpus.rs` | [`monitor`] |
-//! | `crates/control/tests/it/router_corpus.rs` | [`router`] |
+//! | `crates/graph/tests/it/corpus.rs` | [`options`] |
+//! | `crates/graph/tests/it/audit_corpus.rs` | [`audit`] |
+//! | `crates/graph/tests/it/qmp_corpus.rs` | [`qmp`] |
+//! | `crates/graph/tests/it/monitor_corpus.rs` | [`monitor`] |
+//! | `crates/graph/tests/it/router_corpus.rs` | [`router`] |
 #![forbid(unsafe_code)]
 
 pub mod audit;

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
 use serde_json::{Value, json};
-use vellum_control::daemon::{Daemon, Port, ServerEnvironment};
-use vellum_control::{Nodes, Options};
+use vellum_daemon::{Daemon, Port, ServerEnvironment};
+use vellum_graph::Nodes;
 use vellum_io::lane::{self, net};
 use vellum_io::{Buffer, Buffers, JoinHandle, spawn};
+use vellum_options::Options;
 
 /// Most acts of a script.
 const MOST_ACTS: usize = 100;

@@ -1,7 +1,7 @@
 //! Whatever a user or an image writes as options, names and rules is taken or refused.
 
-use vellum_control::options::{self, Options, Scalar};
-use vellum_control::{ImageSpec, filename, ini, reopen, size};
+use vellum_graph::reopen;
+use vellum_options::{ImageSpec, Options, Scalar, filename, ini, options, size};
 
 /// Groups of [`ini::parse`], as `blkdebug` has them.
 const GROUPS: [&str; 2] = ["inject-error", "set-state"];

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
 use serde_json::{Value, json};
-use vellum_control::daemon::{Daemon, ServerEnvironment, carry_out, enabled_oob};
-use vellum_control::qmp::{self, Messages, Request};
-use vellum_control::{Nodes, Options};
+use vellum_daemon::qmp::{self, Messages, Request};
+use vellum_daemon::{Daemon, ServerEnvironment, carry_out, enabled_oob};
+use vellum_graph::Nodes;
 use vellum_io::lane;
+use vellum_options::Options;
 
 /// Most messages of a session that are carried out.
 const MOST_MESSAGES: usize = 200;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use vellum_control::daemon::http::{Call, Method, ROUTES, Request, Serves, Target, understand};
+use vellum_daemon::http::{Call, Method, ROUTES, Request, Serves, Target, understand};
 
 /// The first line is the method and the path with the query, the second one the type of the body, the
 /// rest the body.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use vellum_control::filename;
+use vellum_options::filename;
 
 /// That a name is of a file on another machine, for a command that takes none; `None` for any other name,
 /// and for a file here that is called so.

@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     report::set_program(&name);
     report::set_hinter(hint::about);
     hint::set_subcommands(manual::subcommand_names);
-    vellum_control::stderr::print_every_line(name.starts_with("qemu-"));
+    vellum_graph::stderr::print_every_line(name.starts_with("qemu-"));
     vellum_storage::lock::report_waits(hint::about_wait);
     outlive_the_file_size_limit();
     let code = run(&name, words.collect());
@@ -123,7 +123,7 @@ fn tool(name: &str) -> Option<Main> {
 /// `vellum help [COMMAND]`: the same as `vellum [COMMAND] --help`.
 fn help(name: &str, mut words: Vec<OsString>) -> i32 {
     if words.first().is_some_and(|word| word == "config") && words.len() == 1 {
-        report::print(vellum_control::CONFIG_HELP);
+        report::print(vellum_graph::CONFIG_HELP);
         return 0;
     }
     words.retain(|word| word != "-h" && word != "--help" && word != "help");

@@ -1,7 +1,8 @@
 //! `--object`: secrets, TLS credentials and other objects, created before images are opened.
 
 use vellum::{Error, ErrorKind, Result};
-use vellum_control::{Options, secret, throttle_groups, tls};
+use vellum_graph::{secret, throttle_groups, tls};
+use vellum_options::Options;
 
 /// The types that QEMU's tools know. Those that have no effect here are only
 /// checked for a name.

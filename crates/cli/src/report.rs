@@ -12,7 +12,7 @@ use std::fmt::Display;
 use std::io::Write;
 use std::sync::OnceLock;
 
-use vellum_control::filename::{self, without_passwords};
+use vellum_options::filename::{self, without_passwords};
 
 use crate::terminal;
 
@@ -194,7 +194,7 @@ pub fn print_line(text: impl Display) {
 /// The text of an error as QEMU would print it after the program's name: the
 /// messages from the outermost to the cause, joined by colons.
 pub fn error_text(error: &vellum::Error) -> String {
-    vellum_control::error_text(error)
+    vellum_options::error_text(error)
 }
 
 /// Says more of an error than QEMU's words for it do, if it is of bytes that the disk has changed, of a

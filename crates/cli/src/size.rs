@@ -1,9 +1,9 @@
 //! Sizes as QEMU reads and prints them: `1.5G` in, `1.5 GiB` out.
 //!
-//! Parsing lives in `vellum-control`, because options have sizes too; here are
+//! Parsing lives in `vellum-options`, because options have sizes too; here are
 //! the printed forms.
 
-pub use vellum_control::size::{SizeError, parse};
+pub use vellum_options::size::{SizeError, parse};
 
 /// A number without a suffix: decimal, hexadecimal or octal, as C writes them.
 pub fn parse_plain(text: &str) -> Result<u64, SizeError> {

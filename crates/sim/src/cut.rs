@@ -121,11 +121,14 @@ impl PowerCut {
 /// Completed records keep their order; those in flight may land in any order.
 fn order_of(point: &CutPoint, rng: &mut Rng) -> Vec<usize> {
     let mut order: Vec<usize> = (0..point.records.len()).collect();
-    let in_flight = &mut order[point.completed..];
-    for at in (1..in_flight.len()).rev() {
-        in_flight.swap(at, rng.below(at as u64 + 1) as usize);
-    }
+    in_any_order(&mut order[point.completed..], rng);
     order
+}
+
+pub(crate) fn in_any_order(records: &mut [usize], rng: &mut Rng) {
+    for at in (1..records.len()).rev() {
+        records.swap(at, rng.below(at as u64 + 1) as usize);
+    }
 }
 
 fn torn(record: usize, of: &Record, rng: &mut Rng) -> SurvivingPart {

@@ -330,6 +330,12 @@ impl Disk {
         }
     }
 
+    /// Writes that have completed before anybody opened the files, and are not durable.
+    pub(crate) fn land_unsynced<'a>(&self, records: impl Iterator<Item = &'a Record>) {
+        let mut core = self.lock();
+        records.for_each(|record| core.land(record));
+    }
+
     /// What a reader of a file sees now.
     pub fn contents(&self, file: usize) -> SparseBytes {
         self.lock().files[file].volatile.clone()

@@ -21,6 +21,11 @@ use crate::scenario::{Backing, DataFile, ImageOptions, WriteLog};
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Engine;
 
+/// Vellum's engine, to be simulated.
+pub fn engine() -> Arc<dyn ImageEngine> {
+    Arc::new(Engine)
+}
+
 /// What unlocks encrypted images.
 pub(crate) const PASSPHRASE: &str = "simulated";
 

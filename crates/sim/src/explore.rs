@@ -6,18 +6,18 @@ use std::sync::Arc;
 use crate::cut::PowerCut;
 use crate::disk::{Disk, Mode};
 use crate::disk_bugs::DiskBug;
-use crate::drive::{Guest, drive};
 use crate::exhaustive::ExhaustiveChoices;
 use crate::failure::{Failure, FailureKind, guarded};
 use crate::foreign::ForeignFormat;
 use crate::generate;
+use crate::guest::{Guest, drive};
 use crate::image_engine::ImageEngine;
 use crate::machine::Machine;
 use crate::prepare::prepare;
 use crate::record::CutPoint;
 use crate::rng::Rng;
 use crate::runtime::Runtime;
-use crate::scenario::{Crash, Place, PowerCycle, Scenario};
+use crate::scenario::{Crash, Kill, Place, PowerCycle, Scenario};
 use crate::space::checks::{self, CycleEnd};
 use crate::verify::{Depth, leaks, verify};
 
@@ -25,6 +25,8 @@ use crate::verify::{Depth, leaks, verify};
 const CUTS_PER_POINT: u64 = 5;
 /// One cut in so many is followed by another cycle and another cut.
 const SEQUEL_EVERY: u64 = 10;
+/// Before one cut in so many the process is killed, and another one opens the image.
+const KILL_EVERY: u64 = 4;
 /// One cut in so many is looked at thoroughly.
 const THOROUGH_EVERY: u64 = 10;
 
@@ -64,6 +66,11 @@ pub struct Totals {
 /// A cycle as it goes on: called before each step with the machine as it would be if
 /// the power failed now; says whether to go on.
 type StepObserver<'a> = dyn FnMut(u64, &dyn Fn() -> (CutPoint, Machine)) -> bool + 'a;
+
+/// Repeats a scenario with all its crashes.
+pub fn replay(engine: &Arc<dyn ImageEngine>, scenario: &Scenario) -> Result<(), Failure> {
+    Explorer::new(engine.clone()).replay(scenario)
+}
 
 impl Explorer {
     /// An explorer of an engine on an honest disk.
@@ -141,19 +148,12 @@ impl Explorer {
             if !points.contains(&step) {
                 return left > 0;
             }
-            let (point, machine) = here();
+            let moment = here();
             for _ in 0..per_point.min(left) {
                 left -= 1;
                 totals.cuts += 1;
-                let crash = Crash {
-                    step,
-                    cut: PowerCut::random(&point, rng),
-                };
-                let crashed = PowerCycle {
-                    crash: Some(crash),
-                    ..cycle.clone()
-                };
-                if let Err(failed) = self.follow(scenario, &point, machine.clone(), crashed, rng) {
+                if let Err(failed) = self.crash_at(scenario, (step, &machine), &moment, cycle, rng)
+                {
                     broken = Some(failed);
                     return false;
                 }
@@ -165,6 +165,38 @@ impl Explorer {
             (None, Err(failure)) => Err(found(failure, scenario.cycles.clone())),
             (None, Ok(_)) => Ok(totals),
         }
+    }
+
+    /// Cuts the power at a moment, or kills the process there and cuts the power under the next one.
+    fn crash_at(
+        &self,
+        scenario: &Scenario,
+        (step, first): (u64, &Machine),
+        (point, machine): &(CutPoint, Machine),
+        cycle: &PowerCycle,
+        rng: &mut Rng,
+    ) -> Result<(), (Failure, Vec<PowerCycle>)> {
+        let kill = rng
+            .chance(1, KILL_EVERY)
+            .then(|| Kill::random(&scenario.image, point, rng));
+        let crashed = |kill, cut| PowerCycle {
+            crash: Some(Crash { step, kill, cut }),
+            ..cycle.clone()
+        };
+        let Some(kill) = kill else {
+            let crashed = crashed(None, PowerCut::random(point, rng));
+            return self.follow(scenario, point, machine.clone(), crashed, rng);
+        };
+        let (point, machine) = self
+            .outlive(scenario, point, (first, machine), &kill)
+            .map_err(|failure| {
+                (
+                    failure,
+                    vec![crashed(Some(kill.clone()), PowerCut::default())],
+                )
+            })?;
+        let crashed = crashed(Some(kill), PowerCut::random(&point, rng));
+        self.follow(scenario, &point, machine, crashed, rng)
     }
 
     /// Verifies one crash, and now and then goes on with another cycle to the next.
@@ -209,6 +241,7 @@ impl Explorer {
         };
         next.crash = Some(Crash {
             step,
+            kill: None,
             cut: PowerCut::random(&point, rng),
         });
         self.crash(scenario, &point, machine, &next, Depth::Thorough)
@@ -228,12 +261,7 @@ impl Explorer {
         let Some(crash) = &cycle.crash else {
             return Ok(machine);
         };
-        machine.files = crash.cut.apply(point);
-        // The backing file is the last on the disk.
-        let own = scenario.image.own_files();
-        if let Some(backing) = machine.files.split_off(own).pop() {
-            machine.backing = Some(Arc::new(backing));
-        }
+        machine.set_files(&scenario.image, crash.cut.apply(point));
         verify(&self.engine, &scenario.image, machine, depth)
     }
 
@@ -343,7 +371,10 @@ impl Explorer {
                 .is_ok()
         });
         match (broken, ran) {
-            (Some((failure, cycle)), _) => Err(found(failure, vec![cycle])),
+            (Some(broken), _) => {
+                let (failure, cycle) = *broken;
+                Err(found(failure, vec![cycle]))
+            }
             (None, Err(failure)) => Err(found(failure, scenario.cycles.clone())),
             (None, Ok(steps)) => Ok(Totals { steps, ..totals }),
         }
@@ -356,16 +387,20 @@ impl Explorer {
         machine: &Machine,
         (cycle, step): (&PowerCycle, u64),
         limit: u64,
-    ) -> Result<u64, (Failure, PowerCycle)> {
+    ) -> Result<u64, Box<(Failure, PowerCycle)>> {
         let mut exhaust = ExhaustiveChoices::new();
         let mut count = 0;
         let try_cut = |cut: PowerCut| {
             let cycle = PowerCycle {
-                crash: Some(Crash { step, cut }),
+                crash: Some(Crash {
+                    step,
+                    kill: None,
+                    cut,
+                }),
                 ..cycle.clone()
             };
             self.crash(scenario, point, machine.clone(), &cycle, Depth::Quick)
-                .map_err(|failure| (failure, cycle))
+                .map_err(|failure| Box::new((failure, cycle)))
         };
         while count < limit && exhaust.advance() {
             count += 1;
@@ -397,7 +432,10 @@ impl Explorer {
                 }
                 step < at
             })?;
-            if let Some((point, here)) = last {
+            if let Some((mut point, mut here)) = last {
+                if let Some(kill) = &crash.kill {
+                    (point, here) = self.outlive(scenario, &point, (&machine, &here), kill)?;
+                }
                 machine = self.crash(scenario, &point, here, cycle, Depth::Thorough)?;
             }
         }

@@ -6,7 +6,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use vellum_io::Error;
 
-use crate::model::Mismatch;
 use crate::runtime::Deadlock;
 
 /// The kind of a failure: a shrunk scenario must fail in the same way.
@@ -76,12 +75,6 @@ impl fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
-
-impl From<Mismatch> for Failure {
-    fn from(mismatch: Mismatch) -> Self {
-        Failure::new(FailureKind::Content, mismatch.message)
-    }
-}
 
 impl From<Deadlock> for Failure {
     fn from(_: Deadlock) -> Self {

@@ -1,10 +1,13 @@
 //! Makes scenarios out of seeds.
 
 mod compaction;
+mod kill;
 mod snapshots;
 pub mod space;
 
 use vellum::Preallocation;
+
+pub use kill::after_kill;
 
 use crate::rng::Rng;
 use crate::scenario::{

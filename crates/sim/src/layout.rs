@@ -13,6 +13,13 @@ pub const COMPRESSED: u64 = 1 << 62;
 pub const ZERO: u64 = 1;
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
+/// Where the incompatible features stand in the header.
+pub(crate) const FEATURES_OFFSET: u64 = 72;
+/// Where the autoclear features stand in the header.
+pub(crate) const AUTOCLEAR_OFFSET: u64 = 88;
+/// The autoclear feature of checksums.
+pub(crate) const CHECKSUMS: u64 = 1 << 45;
+
 /// The parts of an image's metadata that say where everything lies.
 #[derive(Debug, Clone)]
 pub struct Layout {
@@ -113,7 +120,7 @@ impl Layout {
         }
         let version = word32(4) as u32;
         let v3 = version >= 3;
-        let features = if v3 { pages.be64(72) } else { 0 };
+        let features = if v3 { pages.be64(FEATURES_OFFSET) } else { 0 };
         let mut layout = Layout {
             version,
             cluster_bits: word32(20) as u32,

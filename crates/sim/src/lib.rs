@@ -22,14 +22,11 @@
 
 pub mod audit;
 mod bitmap;
-mod chain;
 pub mod cut;
 pub mod daemon;
-mod damage;
 pub mod disk;
 pub mod disk_bugs;
 pub mod disk_room;
-mod drive;
 pub mod engine;
 pub mod exhaustive;
 pub mod explore;
@@ -37,8 +34,9 @@ pub mod failure;
 pub mod faults;
 pub mod foreign;
 pub mod generate;
+mod guest;
 pub mod image_engine;
-mod keys;
+mod kill;
 pub mod layout;
 pub mod machine;
 pub mod model;
@@ -56,24 +54,10 @@ pub mod sparse_bytes;
 pub mod storage;
 pub mod verify;
 
-use std::sync::Arc;
-
-pub use explore::{Explorer, Found, Totals};
+pub use engine::engine;
+pub use explore::{Explorer, Found, Totals, replay};
 pub use failure::{Failure, FailureKind};
 pub use storage::SimStorage;
-
-/// Vellum's engine, as a engine.
-pub fn engine() -> Arc<dyn image_engine::ImageEngine> {
-    Arc::new(engine::Engine)
-}
-
-/// Repeats a scenario with all its crashes.
-pub fn replay(
-    engine: &Arc<dyn image_engine::ImageEngine>,
-    scenario: &scenario::Scenario,
-) -> Result<(), Failure> {
-    Explorer::new(engine.clone()).replay(scenario)
-}
 
 /// The README's example, so that it compiles as long as it stands there. It is tested here
 /// because the package of `vellum` does not hold that file in the same place.

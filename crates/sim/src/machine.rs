@@ -69,6 +69,15 @@ impl Machine {
         }
     }
 
+    /// Gives it all files of a disk.
+    pub(crate) fn set_files(&mut self, options: &ImageOptions, files: Vec<SparseBytes>) {
+        self.files = files;
+        // The backing file is the last on the disk.
+        if let Some(backing) = self.files.split_off(options.own_files()).pop() {
+            self.backing = Some(Arc::new(backing));
+        }
+    }
+
     /// This machine with longer files: a cut may have left clusters counted that bug behind
     /// the end, where a check does not look.
     pub(crate) fn with_room(&self) -> Machine {

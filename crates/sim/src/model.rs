@@ -14,20 +14,21 @@
 //! - A change that ends with FUA takes the values that never included it away from
 //!   what a cut may show; what raced with it may still be lost.
 
+mod bitmaps;
 mod reads;
+mod sector;
 mod snapshots;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::bitmap::Recorded;
 use crate::pattern::{self, SECTOR_LEN, Value, WriteId};
 use crate::sparse_bytes::SECTOR_BYTES;
+use bitmaps::Recorded;
+use sector::{Candidate, Sector, sectors_of};
+pub use sector::{LogicalTime, Mismatch};
 pub use snapshots::Snapshot;
 use snapshots::Snapshots;
-
-/// The model's clock: it advances with every beginning and end of a request.
-pub type LogicalTime = u64;
 
 /// How many changes may run at once.
 pub const MAX_RUNNING: usize = 16;
@@ -55,38 +56,6 @@ struct Change {
 #[must_use = "a change that is not ended stays possible for ever"]
 pub struct ChangeId(usize);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Candidate {
-    value: Value,
-    /// One bit for each running change that is included.
-    includes: u16,
-}
-
-/// A value that is no candidate any more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct SupersededValue {
-    candidate: Candidate,
-    at: LogicalTime,
-    /// No power cut brings it back.
-    gone: bool,
-}
-
-#[derive(Debug, Clone, Default)]
-struct Sector {
-    candidates: Vec<Candidate>,
-    retired: Vec<SupersededValue>,
-    changed_at: LogicalTime,
-}
-
-/// A sector that holds what it must not hold.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mismatch {
-    /// The guest sector's number.
-    pub sector: u64,
-    /// What it holds and what it may hold.
-    pub message: String,
-}
-
 /// The values that each guest sector may hold; see the module's head.
 #[derive(Debug, Clone, Default)]
 pub struct Model {
@@ -103,7 +72,7 @@ pub struct Model {
     next_write: WriteId,
     snapshots: Snapshots,
     /// What the bitmaps of the image must hold.
-    pub(crate) recorded: Recorded,
+    recorded: Recorded,
 }
 
 impl Model {
@@ -141,6 +110,11 @@ impl Model {
     pub fn least_size_bytes(&self) -> u64 {
         self.next_size_bytes
             .map_or(self.size_bytes, |next| next.min(self.size_bytes))
+    }
+
+    /// Whether a change that is no request runs, or ended in a way that leaves open whether it has come about.
+    pub(crate) fn has_unknown_change(&self) -> bool {
+        self.is_resizing() || self.is_changing_snapshots() || self.is_changing_bitmaps()
     }
 
     /// Whether a resize runs.
@@ -449,30 +423,6 @@ impl Model {
             });
         Value::Mixed(index as u32)
     }
-}
-
-impl Sector {
-    /// Retires the values of `before` that are no candidates any more.
-    fn retire(&mut self, before: &[Candidate], now: LogicalTime) {
-        for &candidate in before {
-            if !self
-                .candidates
-                .iter()
-                .any(|kept| kept.value == candidate.value)
-            {
-                self.retired.push(SupersededValue {
-                    candidate,
-                    at: now,
-                    gone: false,
-                });
-            }
-        }
-    }
-}
-
-/// The sectors that a byte range touches.
-fn sectors_of(range: &Range<u64>) -> Range<u64> {
-    range.start / SECTOR_BYTES..range.end.div_ceil(SECTOR_BYTES)
 }
 
 #[cfg(test)]

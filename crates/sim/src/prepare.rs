@@ -8,10 +8,12 @@ use std::io::Write as _;
 use crate::audit::Frozen;
 use crate::bitmap;
 use crate::disk::Mode;
-use crate::drive::{Guest, close, perform};
 use crate::failure::{Failure, FailureKind, guarded};
+use crate::guest::{Guest, close, perform};
 use crate::image_engine::{Files, ImageEngine};
-use crate::layout::{COMPRESSED, COPIED, Layout, Mapped, ZERO};
+use crate::layout::{
+    AUTOCLEAR_OFFSET, CHECKSUMS, COMPRESSED, COPIED, FEATURES_OFFSET, Layout, Mapped, ZERO,
+};
 use crate::machine::Machine;
 use crate::model::Model;
 use crate::pattern::{self, Value, WriteId};
@@ -22,11 +24,6 @@ use crate::verify::inspect;
 
 /// What a LUKS header takes at most, with what counts it.
 const LUKS_BYTES: u64 = 1 << 20;
-
-/// Where the autoclear features stand in the header.
-pub(crate) const AUTOCLEAR_OFFSET: u64 = 88;
-/// That of checksums.
-pub(crate) const CHECKSUMS: u64 = 1 << 45;
 
 /// What a device holds where nothing was ever written.
 pub(crate) const DEVICE_FILL: u8 = 0xe5;
@@ -326,7 +323,7 @@ fn leave_dirty(layout: &Layout, pages: &mut SparseBytes, count: u64) {
     for host in hosts.into_iter().take(count as usize) {
         layout.set_refcount(pages, host >> layout.cluster_bits, 0);
     }
-    pages.put_be64(72, pages.be64(72) | 1);
+    pages.put_be64(FEATURES_OFFSET, pages.be64(FEATURES_OFFSET) | 1);
 }
 
 /// Makes the file end `left` clusters before what the refcount table can count.

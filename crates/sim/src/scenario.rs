@@ -369,8 +369,24 @@ pub enum Preparation {
 pub struct Crash {
     /// Before this many requests on the disk have completed.
     pub step: u64,
+    /// The process is killed there instead, and the power fails under the next one.
+    pub kill: Option<Kill>,
     /// What survives.
     pub cut: PowerCut,
+}
+
+/// A process that is killed while the machine goes on: what it has written stays in the page cache, durable or not, and
+/// the next process opens the image over it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kill {
+    /// The requests in flight that land, in this order: their places in [`CutPoint::records`](crate::record::CutPoint).
+    pub landed: Vec<usize>,
+    /// What the next process does with the image before it closes it.
+    pub steps: Vec<Step>,
+    /// The order in which its requests on the disk complete.
+    pub schedule_seed: u64,
+    /// Before this many of them have completed the power fails, or once the image is closed.
+    pub step: u64,
 }
 
 /// The life of the machine from one start to the next.
@@ -415,6 +431,7 @@ impl Scenario {
                 .replace("place: ", "place: Place::")
                 .replace("write_log: ", "write_log: WriteLog::")
                 .replace("crash: None", "crash: Option::None")
+                .replace("kill: None", "kill: Option::None")
                 .replace("bitmap_bits: None", "bitmap_bits: Option::None")
         )
     }

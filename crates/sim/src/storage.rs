@@ -247,11 +247,12 @@ impl Storage for SimStorage {
 
 #[cfg(test)]
 mod tests {
+    use vellum_io::Buffer;
+
     use super::*;
     use crate::disk::Mode;
     use crate::runtime::Runtime;
     use crate::schedule::Scheduler;
-    use vellum_io::Buffer;
 
     fn buffers(byte: u8, len: usize) -> Buffers {
         let mut buffer = Buffer::zeroed(len);

@@ -3,12 +3,12 @@
 
 use vellum_sim::generate;
 use vellum_sim::rng::Rng;
-use vellum_sim::scenario::{ImageOptions, Op, Scenario, Step, WriteLog};
+use vellum_sim::scenario::{DataFile, ImageOptions, Op, Scenario, Step, WriteLog};
 use vellum_sim::{Explorer, FailureKind, engine};
 use vellum_storage::mutants::{self, Mutant};
 
 const STORIES: u64 = 400;
-const CUTS: u64 = 20;
+const CUTS: u64 = 40;
 const CLUSTER: u64 = 4096;
 
 /// Takes a mend out, and demands that this is what makes one of these scenarios fail.
@@ -85,6 +85,49 @@ fn breaking_the_rules_of_checksums() {
         scenario.image.checksums.then_some(scenario)
     };
     killed(Mutant::OpenRegionsLate, summed);
+}
+
+/// Rule 13: what an open concludes from the writes of a process that was killed must hold without them.
+#[test]
+fn building_on_what_is_not_durable() {
+    let fua = false;
+    let zeroes = |offset, len| Op::WriteZeroes {
+        offset,
+        len,
+        unmap: true,
+        fua,
+    };
+    killed(Mutant::ChangeUnsynced, |seed| {
+        Some(mapped_by_turns(seed, DataFile::External, zeroes))
+    });
+    let discard = |offset, len| Op::Discard { offset, len };
+    killed(Mutant::FreeLeaksUnsynced, |seed| {
+        Some(mapped_by_turns(seed, DataFile::Inside, discard))
+    });
+}
+
+/// Two clusters are written and dropped by turns, each durably: what a killed process leaves relies on the last mapping.
+fn mapped_by_turns(seed: u64, data_file: DataFile, drop: impl Fn(u64, u64) -> Op) -> Scenario {
+    let mut scenario = of_a_logged_image(seed, Vec::new());
+    let (offset, len, fua) = (0, 2 * CLUSTER, false);
+    scenario.image = ImageOptions {
+        data_file,
+        data_cache: false,
+        // Whoever frees leaks syncs before that.
+        eager: false,
+        ..ImageOptions::plain(len, 12)
+    };
+    let durably = |op| {
+        let steps = [Step::Start(op), Step::Wait];
+        steps
+            .into_iter()
+            .chain([Step::Start(Op::Flush), Step::Wait])
+    };
+    scenario.cycles[0].steps = (0..8)
+        .flat_map(|_| [Op::Write { offset, len, fua }, drop(offset, len)])
+        .flat_map(durably)
+        .collect();
+    scenario
 }
 
 /// A scenario of an image with a log in a file, of which only the seeds of a generated one are kept.

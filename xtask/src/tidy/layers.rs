@@ -15,7 +15,10 @@ const LAYERS: &[&[&str]] = &[
         "vellum-jobs",
         "vellum-repository",
     ],
-    &["vellum-control"],
+    &["vellum-options"],
+    &["vellum-graph"],
+    &["vellum-images"],
+    &["vellum-daemon"],
     &["vellum-cli", "vellum-sim"],
 ];
 /// Use no crate of the workspace: the one drives finished programs, the other is pure.

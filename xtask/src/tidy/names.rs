@@ -9,7 +9,13 @@ use crate::process;
 use crate::workspace::Workspace;
 
 /// Crates that read what strangers have written.
-const FOLDERS: [&str; 2] = ["crates/control/src", "crates/foreign/src"];
+const FOLDERS: [&str; 5] = [
+    "crates/graph/src",
+    "crates/daemon/src",
+    "crates/foreign/src",
+    "crates/images/src",
+    "crates/options/src",
+];
 const TESTS_START: &str = "#[cfg(test)]\nmod ";
 const OPENS: [&str; 7] = [
     "FileStorage::open",
@@ -23,50 +29,51 @@ const OPENS: [&str; 7] = [
 
 /// Files that open something by a name, and whose name that is.
 const OPENERS: &[(&str, &str)] = &[
-    ("crates/control/src/authz.rs", "a list that a user names"),
+    ("crates/graph/src/authz.rs", "a list that a user names"),
     (
-        "crates/control/src/checksums.rs",
+        "crates/graph/src/checksums.rs",
         "made from the image's own name",
     ),
-    ("crates/control/src/config.rs", "the user's configuration"),
+    ("crates/graph/src/config.rs", "the user's configuration"),
     (
-        "crates/control/src/create.rs",
+        "crates/images/src/create.rs",
         "a new image that a user names",
     ),
     (
-        "crates/control/src/create/own_file.rs",
+        "crates/images/src/create/own_file.rs",
         "the new image and its backing file, as a user names them",
     ),
     (
-        "crates/control/src/daemon/chardev/files.rs",
+        "crates/daemon/src/chardev/files.rs",
         "logs and devices that a user names",
     ),
     (
-        "crates/control/src/daemon/config/read.rs",
+        "crates/daemon/src/config/read.rs",
         "the daemon's configuration",
     ),
     (
-        "crates/control/src/daemon/http/views.rs",
+        "crates/daemon/src/http/views.rs",
         "the daemon's own files in /proc",
     ),
+    ("crates/daemon/src/jobs/fleece.rs", "a new file of a backup"),
+    ("crates/daemon/src/state/file.rs", "the daemon's state"),
     (
-        "crates/control/src/daemon/jobs/fleece.rs",
-        "a new file of a backup",
-    ),
-    (
-        "crates/control/src/daemon/state/file.rs",
-        "the daemon's state",
-    ),
-    (
-        "crates/control/src/drivers/blkdebug.rs",
+        "crates/graph/src/drivers/blkdebug.rs",
         "rules that a user names",
     ),
     (
-        "crates/control/src/file_node.rs",
+        "crates/graph/src/file_node.rs",
         "the driver 'file', behind the gate",
     ),
-    ("crates/control/src/ova.rs", "a package that a user names"),
-    ("crates/control/src/overlay.rs", "a new overlay"),
+    (
+        "crates/graph/src/nodes/testing/image.rs",
+        "a new image of a test",
+    ),
+    ("crates/images/src/overlay.rs", "a new overlay"),
+    (
+        "crates/options/src/ova_name.rs",
+        "a package that a user names",
+    ),
 ];
 
 /// What breaks the rules.
@@ -88,7 +95,7 @@ pub fn findings(workspace: &Workspace) -> Result<Vec<String>> {
             if !OPENERS.iter().any(|(opener, _)| *opener == name) {
                 findings.push(format!(
                     "{name}: calls {call}…: open names found in images through the gate \
-                     (crates/control/src/gate.rs), or say in xtask/src/tidy/names.rs whose name it is"
+                     (crates/graph/src/gate.rs), or say in xtask/src/tidy/names.rs whose name it is"
                 ));
             }
         }

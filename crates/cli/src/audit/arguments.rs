@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use vellum_control::audit::{Permission, Policy};
-use vellum_control::probe::is_format_name;
+use vellum_graph::probe::is_format_name;
+use vellum_images::audit::{Permission, Policy};
 
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::manual::pages::examples;

@@ -1,6 +1,6 @@
 //! `vellum audit`: is an image that nobody vouches for safe to open?
 //!
-//! The work is done by [`vellum_control::audit`]; here are the command line, the two forms
+//! The work is done by [`vellum_images::audit`]; here are the command line, the two forms
 //! of the answer, and the exit codes that pipelines look at: 0 safe, 1 the image could
 //! not be read (or the command line not be understood), 2 rejected; of several images the
 //! highest.
@@ -17,9 +17,10 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use vellum::{Error, ErrorKind, Storage};
-use vellum_control::audit::{Finding, Reference, Report, audit};
-use vellum_control::ova::{self, Package};
+use vellum_graph::ova::Package;
+use vellum_images::audit::{Finding, Reference, Report, audit};
 use vellum_io::lane;
+use vellum_options::ova_name;
 use vellum_storage::{FileOptions, FileStorage};
 
 use crate::output::Output;
@@ -87,10 +88,10 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
 async fn look_at(image: &str, arguments: &Arguments) -> vellum::Result<Report> {
     // What the other commands open by this name.
     let package = match arguments.policy.format {
-        None => ova::named_package(image),
+        None => ova_name::named_package(image),
         Some(_) => None,
     };
-    let (path, member) = match (ova::split(image), &package) {
+    let (path, member) = match (ova_name::split(image), &package) {
         (Some((package, member)), _) => (package, Some(member)),
         (None, Some(package)) => (package.as_str(), Some("")),
         (None, None) => (image, None),

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use vellum_control::audit::{Level, Report};
+use vellum_images::audit::{Level, Report};
 
 use super::arguments::option_for;
 use crate::size::human;

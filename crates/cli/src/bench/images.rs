@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use vellum::{BlockDevice, Buffer, Io, RequestFlags};
-use vellum_control::{ImageSpec, OpenFlags, Options, Source, create, open_device};
 use vellum_format::header::Header;
 use vellum_format::l1::L1Entry;
+use vellum_graph::open_device;
+use vellum_images::create;
+use vellum_options::{ImageSpec, OpenFlags, Options, Source};
 
 use super::failure::Failure;
 use super::plan::{Layout, READ_CLUSTER_BYTES};
@@ -275,8 +277,9 @@ fn write_tables(path: &Path, tables: &[u64], entries: &[u8]) -> std::io::Result<
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use vellum_io::lane;
+
+    use super::*;
 
     #[test]
     fn a_step_visits_everything_once() {

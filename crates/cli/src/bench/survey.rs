@@ -4,10 +4,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use vellum::qcow2::AsQcow2;
 
 use vellum::BlockDevice;
-use vellum_control::{ImageSpec, Options, Source, open_device};
+use vellum::qcow2::AsQcow2;
+use vellum_graph::open_device;
+use vellum_options::{ImageSpec, Options, Source};
 
 use super::arguments::Arguments;
 use super::failure::Failure;

@@ -1,4 +1,4 @@
-//! The command line of `vellum ctl`: options, help and usage errors. `mod` parses it once; `manual` and
+//! The command line of `vellum ctl`: options, help and usage errors. `run` parses it once; `manual` and
 //! the completions read the same tables.
 
 use std::ffi::OsString;
@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
+use super::action::{Action, Care, NewFile, Show, escaped};
 use super::address::Address;
-use super::{Action, Care, Show};
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::manual::pages::examples;
 use crate::output::Output;
@@ -416,15 +416,6 @@ fn expecting(first: &str) -> String {
     }
 }
 
-/// A file that is to be made.
-#[derive(Debug)]
-pub struct NewFile {
-    /// As the daemon finds it.
-    pub name: String,
-    /// It may hold something, which is given up.
-    pub may_be_there: bool,
-}
-
 impl Extra {
     /// What begins a job of a disk.
     fn job(&self, disk: &str, verb: &str, mut body: Value) -> Result<Action, String> {
@@ -479,17 +470,6 @@ fn absolute(file: &str) -> Result<String, String> {
     let path = std::path::absolute(file).map_err(|why| format!("'{file}' is no path: {why}"))?;
     let path = path.into_os_string().into_string();
     path.map_err(|_| format!("'{file}' lies in a folder whose name is not UTF-8"))
-}
-
-/// A name as a part of a path.
-pub fn escaped(name: &str) -> String {
-    let letter = |byte: u8| match byte {
-        byte if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) => {
-            char::from(byte).to_string()
-        }
-        byte => format!("%{byte:02X}"),
-    };
-    name.bytes().map(letter).collect()
 }
 
 /// What `--help` prints.

@@ -69,9 +69,9 @@ pub struct Client {
 }
 
 /// What a daemon has answered.
-pub struct Answer {
-    pub status: u16,
-    pub body: Vec<u8>,
+struct Answer {
+    status: u16,
+    body: Vec<u8>,
 }
 
 impl Client {
@@ -101,11 +101,38 @@ impl Client {
         })
     }
 
+    /// Asks for JSON; what the daemon refuses is an error.
+    ///
+    /// # Errors
+    /// What a person should read.
+    pub fn ask_json(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Value, String> {
+        let answer = self.ask(method, path, body)?;
+        let value: Result<Value, _> = serde_json::from_slice(&answer.body);
+        match (answer.status, value) {
+            (200, Ok(value)) => Ok(value),
+            (status, Ok(value)) => {
+                let detail = value["detail"].as_str().unwrap_or("no reason was given");
+                Err(match status {
+                    401 => format!("{detail}; say --token-file FILE"),
+                    _ => detail.to_owned(),
+                })
+            }
+            (status, Err(_)) => Err(format!(
+                "What has answered is no daemon of ours (status {status})"
+            )),
+        }
+    }
+
     /// Asks, and waits for the answer.
     ///
     /// # Errors
     /// What a person should read, where nothing was answered.
-    pub fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Answer, String> {
+    fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Answer, String> {
         self.runtime.block_on(async {
             let connecting = timeout(CONNECT_TIME, self.connect());
             let stream = connecting

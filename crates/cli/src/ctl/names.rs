@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::address::Address;
 use super::arguments::VARIABLE;
 use super::client::{Client, Peer};
-use super::{ask, tables};
+use super::tables;
 
 /// Somebody sits there.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -44,7 +44,7 @@ pub fn names<'a>(kind: Named, option: impl Fn(&str) -> Option<&'a str>) -> Vec<(
             Named::Exports => ("GET", "/v1/exports"),
             Named::Commands => ("POST", "/v1/qmp/query-commands"),
         };
-        ask(&client, method, path, None).ok()
+        client.ask_json(method, path, None).ok()
     };
     let all = found().unwrap_or(Value::Null);
     let (name, about) = match kind {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::Show;
+use super::action::Show;
 use super::tables::{Column, bytes, duration, items, lines, number, percent, text};
 use crate::output::Output;
 use crate::report;

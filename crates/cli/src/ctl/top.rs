@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::ask;
 use super::client::Client;
 use super::show::jobs;
 use super::tables::{Column, duration, items, lines, number, text};
@@ -49,7 +48,7 @@ pub fn run(
 }
 
 fn look(client: &Client) -> Result<Value, String> {
-    ask(client, "GET", "/v1/stats", None)
+    client.ask_json("GET", "/v1/stats", None)
 }
 
 /// What was asked of a disk in a second.

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::action::escaped;
 use super::client::Client;
 use super::tables::{items, number, text};
-use super::{arguments, ask};
 use crate::progress::Progress;
 
 /// How often the daemon is asked.
@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// What the job has met, or why nobody knows.
 pub fn until_ended(client: &Client, id: &str, mut progress: Progress) -> Result<(), String> {
     let job = loop {
-        let jobs = ask(client, "GET", "/v1/jobs", None)?;
+        let jobs = client.ask_json("GET", "/v1/jobs", None)?;
         let Some(job) = items(&jobs).find(|job| text(job, "id") == id).cloned() else {
             progress.clear();
             return Err(format!(
@@ -36,9 +36,9 @@ pub fn until_ended(client: &Client, id: &str, mut progress: Progress) -> Result<
         std::thread::sleep(PAUSE);
     };
     progress.end();
-    let path = format!("/v1/jobs/{}/dismiss", arguments::escaped(id));
+    let path = format!("/v1/jobs/{}/dismiss", escaped(id));
     // It is known how it has ended, whoever else has it go.
-    let _ = ask(client, "POST", &path, Some(&json!({})));
+    let _ = client.ask_json("POST", &path, Some(&json!({})));
     match job.get("error").and_then(Value::as_str) {
         None => Ok(()),
         Some(why) => Err(format!("The job '{id}' has failed: {why}")),

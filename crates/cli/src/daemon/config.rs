@@ -6,11 +6,11 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use futures_util::lock::Mutex;
-use vellum_control::daemon::config::{
+use vellum_daemon::config::{
     Applied, Config, InForce, Mistake, Monitor, OnError, PartKind, Parts, plan,
 };
-use vellum_control::{Options, Scalar};
 use vellum_io::spawn;
+use vellum_options::{Options, Scalar};
 
 use super::{Program, parse_options, service};
 use crate::report;

@@ -21,10 +21,11 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::rc::Rc;
 
-use vellum_control::daemon::{self, Daemon, Notice, ServerEnvironment};
-use vellum_control::{Nodes, Options};
+use vellum_daemon::{Daemon, Notice, ServerEnvironment};
 use vellum_export::fuse;
+use vellum_graph::Nodes;
 use vellum_io::{JoinHandle, lane, program, spawn};
+use vellum_options::Options;
 
 use crate::server::{self, Failure, Process, Ready, daemonize};
 use crate::version::version;
@@ -282,7 +283,7 @@ fn server_environment() -> ServerEnvironment {
         listen_unix: |path| server::listen_unix(path).map_err(daemon_failure),
         listen_tcp: |address| server::listen_tcp(address).map_err(daemon_failure),
         handed_over: server::handed_unix,
-        check_free: |path| server::check_free(path).map_err(daemon::Failure),
+        check_free: |path| server::check_free(path).map_err(vellum_daemon::Failure),
         tell: |notice| match notice {
             Notice::Info(text) => report::info(text),
             Notice::Error(text) => report::error(text),
@@ -293,10 +294,10 @@ fn server_environment() -> ServerEnvironment {
     }
 }
 
-fn daemon_failure(failure: Failure) -> daemon::Failure {
+fn daemon_failure(failure: Failure) -> vellum_daemon::Failure {
     match failure {
-        Failure::Message(text) => daemon::Failure(text),
-        other => daemon::Failure(format!("{other:?}")),
+        Failure::Message(text) => vellum_daemon::Failure(text),
+        other => vellum_daemon::Failure(format!("{other:?}")),
     }
 }
 

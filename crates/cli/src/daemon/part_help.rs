@@ -1,6 +1,6 @@
 //! `--object help`, `--chardev help` and the like.
 
-use vellum_control::daemon::{backend_names, object_help};
+use vellum_daemon::{backend_names, object_help};
 
 use super::arguments::{Arguments, Part};
 use crate::server::Failure;

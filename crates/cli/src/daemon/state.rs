@@ -8,8 +8,8 @@
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use vellum_control::daemon::config::Parts;
-use vellum_control::daemon::{Daemon, SavedState};
+use vellum_daemon::config::Parts;
+use vellum_daemon::{Daemon, SavedState};
 
 use super::Program;
 use super::config::ConfigFile;

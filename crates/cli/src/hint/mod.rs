@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 use vellum::{Error, ErrorKind};
-use vellum_control::probe::{PROBE_BYTES, Probed, probe};
+use vellum_graph::probe::{PROBE_BYTES, Probed, probe};
 use vellum_storage::lock::WaitReason;
 
 use crate::getopt::Shape;
@@ -29,7 +29,7 @@ use crate::size::human;
 use crate::style::{Colour, Style};
 use crate::terminal::{harmless, quoted};
 
-pub use vellum_control::similar::closest;
+pub use vellum_options::similar::closest;
 pub use words::OBJECTS;
 
 fn is_wanted() -> bool {

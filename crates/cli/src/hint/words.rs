@@ -1,7 +1,9 @@
 //! Names in options that do not exist: formats, drivers, protocols, and what either may
 //! be told.
 
-use vellum_control::{create_options, driver_names, filename, option_names};
+use vellum_graph::{driver_names, option_names};
+use vellum_images::create_options;
+use vellum_options::filename;
 
 use super::{after, closest};
 

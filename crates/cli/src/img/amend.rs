@@ -2,13 +2,15 @@
 
 use std::ffi::OsString;
 use std::sync::Arc;
+
 use vellum::luks::AsLuks;
 use vellum::qcow2::AsQcow2;
-
 use vellum::qcow2::amend::ProgressSink;
-use vellum_control::create_options::{asks_for_help, help_text};
-use vellum_control::{CacheMode, ImageSpec, OpenFlags, amend, open_device};
+use vellum_graph::open_device;
+use vellum_images::amend;
 use vellum_io::lane;
+use vellum_options::create_options::{asks_for_help, help_text};
+use vellum_options::{CacheMode, ImageSpec, OpenFlags};
 
 use super::command::{Command, Failure, Outcome, cache_mode, fail, open_failure};
 use super::common::{self, CommonArgs};

@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use vellum::{BlockDevice, Buffer, Error, RequestFlags};
-use vellum_control::{Aio, CacheMode, OpenFlags, open_device};
+use vellum_graph::open_device;
 use vellum_io::error::errno_text;
 use vellum_io::{JoinHandle, lane, spawn};
+use vellum_options::{Aio, CacheMode, OpenFlags};
 
 use super::command::{
     Command, Failure, MAX_BYTES, Outcome, fail, image_spec, number, one_name, open_failure, size,

@@ -2,12 +2,14 @@
 
 use std::ffi::OsString;
 use std::sync::Arc;
-use vellum::qcow2::AsQcow2;
 
 use vellum::BlockDevice;
+use vellum::qcow2::AsQcow2;
 use vellum::qcow2::{BitmapOptions, Bitmaps, DirtyBitmap};
-use vellum_control::{ImageSpec, OpenFlags, error_text, open_device};
+use vellum_daemon::shown_bitmaps::with_hint;
+use vellum_graph::open_device;
 use vellum_io::lane;
+use vellum_options::{ImageSpec, OpenFlags, error_text};
 
 use super::activity::ActivityIndicator;
 use super::command::{
@@ -16,7 +18,6 @@ use super::command::{
 use super::common::{self, CommonArgs};
 use super::help;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
-use vellum_control::shown_bitmaps::with_hint;
 
 /// What stands for the node in messages; QEMU numbers its nodes, and scripts look past
 /// the number.

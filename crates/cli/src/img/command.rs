@@ -3,8 +3,8 @@
 
 use std::ffi::OsString;
 
-use vellum_control::{CacheMode, ImageSpec, OpenFlags, error_text};
 use vellum_io::lane;
+use vellum_options::{CacheMode, ImageSpec, OpenFlags, error_text};
 
 use super::package_name;
 use crate::getopt::{OptionSpec, Parser, Shape, UsageError};

@@ -4,13 +4,13 @@ use std::ffi::OsString;
 use std::sync::Arc;
 
 use vellum::BlockDevice;
-use vellum_control::{
-    CacheMode, ImageSpec, OpenFlags, Source, chain, error_text, foreign, open_device,
-};
+use vellum_graph::{foreign, open_device};
+use vellum_images::chain;
 use vellum_io::error::errno_text;
 use vellum_io::lane;
 use vellum_jobs::Speed;
 use vellum_jobs::commit::{CommitError, CommitOptions, commit};
+use vellum_options::{CacheMode, ImageSpec, OpenFlags, Source, error_text};
 
 use super::command::{
     Command, Failure, MAX_BYTES, Outcome, cache_mode, fail, install_bulk_lane, one_name,

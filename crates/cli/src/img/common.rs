@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::sync::Arc;
 
 use vellum::BlockDevice;
-use vellum_control::ImageSpec;
+use vellum_options::ImageSpec;
 
 use super::command::{Command, Failure, check_object, image_spec, one_name};
 use crate::getopt::{OptionSpec, Takes};

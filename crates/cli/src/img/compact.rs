@@ -6,10 +6,11 @@ use std::sync::Arc;
 use serde_json::json;
 use vellum::BlockDevice;
 use vellum::qcow2::AsQcow2;
-use vellum_control::compact::{Compacted, compact};
-use vellum_control::{CacheMode, ImageSpec, OpenFlags, error_text, open_device};
+use vellum_graph::open_device;
+use vellum_images::compact::{Compacted, compact};
 use vellum_io::lane;
 use vellum_jobs::job::JobControl;
+use vellum_options::{CacheMode, ImageSpec, OpenFlags, error_text};
 
 use super::command::{
     Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, open_failure, rate,

@@ -4,10 +4,11 @@ use std::ffi::OsString;
 use std::sync::Arc;
 
 use vellum::BlockDevice;
-use vellum_control::{CacheMode, open_device};
+use vellum_graph::open_device;
 use vellum_io::error::errno_text;
 use vellum_io::lane;
 use vellum_jobs::compare::{CompareError, CompareOptions, Outcome as Found, Side, compare};
+use vellum_options::CacheMode;
 
 use super::command::{
     Command, Failure, Outcome, cache_mode, image_spec, install_bulk_lane, open_failure,

@@ -2,20 +2,20 @@
 
 use std::ffi::OsString;
 use std::sync::Arc;
-use vellum::qcow2::{AsQcow2, SnapshotSelector};
 
 use parking_lot::Mutex;
+use vellum::qcow2::{AsQcow2, SnapshotSelector};
 use vellum::{BlockDevice, Error};
-use vellum_control::create_options::{CreateSettings, asks_for_help};
-use vellum_control::foreign::{self, CompressedWrites};
-use vellum_control::upload::{self, UploadTarget};
-use vellum_control::{
-    CacheMode, ImageSpec, OpenFlags, create, encryption, error_text, open_device,
-};
+use vellum_graph::foreign::{self, CompressedWrites};
+use vellum_graph::{encryption, open_device};
+use vellum_images::create;
+use vellum_images::upload::{self, UploadTarget};
 use vellum_io::error::errno_text;
 use vellum_io::lane;
 use vellum_jobs::Speed;
 use vellum_jobs::copy::{CopyError, CopyOptions, Observer, TargetBacking, copy};
+use vellum_options::create_options::{CreateSettings, asks_for_help};
+use vellum_options::{CacheMode, ImageSpec, OpenFlags, error_text};
 
 use super::command::{
     Command, Failure, Outcome, cache_mode, fail, image_spec, incomplete, install_bulk_lane,

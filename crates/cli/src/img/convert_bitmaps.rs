@@ -5,7 +5,7 @@ use std::sync::Arc;
 use vellum::BlockDevice;
 use vellum::qcow2::info::BitmapInfo;
 use vellum::qcow2::{AsQcow2, BitmapOptions, NewBitmap, Qcow2};
-use vellum_control::error_text;
+use vellum_options::error_text;
 
 use super::command::{Failure, fail};
 use super::convert_args::Arguments;

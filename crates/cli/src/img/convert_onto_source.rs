@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vellum::{BlockDevice, ErrorKind, Storage};
-use vellum_control::filename;
-use vellum_control::layer_files::layer_files;
+use vellum_graph::layer_files::layer_files;
+use vellum_options::filename;
 use vellum_storage::StorageIdentity;
 use vellum_storage::file::{FileOptions, FileStorage, Locks};
 

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::sync::Arc;
 
 use vellum::{BlockDevice, Buffer, Io, RequestFlags};
-use vellum_control::probe::{PROBE_BYTES, Probed, probe};
+use vellum_graph::probe::{PROBE_BYTES, Probed, probe};
 use vellum_io::error::io_text;
 use vellum_io::lane;
 use vellum_jobs::sparse::{Sparse, zero_runs};

@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 use vellum::qcow2::create::ClusterSet;
 use vellum::{BlockDevice, Buffer, Io};
-use vellum_control::create;
-use vellum_control::create_options::CreateSettings;
+use vellum_images::create;
 use vellum_io::error::io_text;
 use vellum_jobs::map::map;
+use vellum_options::create_options::CreateSettings;
 
 use super::command::{Command, Failure, Outcome, fail};
 use super::convert_args::Arguments;

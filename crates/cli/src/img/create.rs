@@ -2,12 +2,11 @@
 
 use std::ffi::OsString;
 
-use vellum_control::create::{self, CreateRequest, ShortStorage};
-use vellum_control::create_options::{
-    asks_for_help, format_options, help_text, is_option_list, not_creatable,
-};
-use vellum_control::error_text;
+use vellum_images::create::{self, CreateRequest, ShortStorage};
+use vellum_images::create_options::{format_options, not_creatable};
 use vellum_io::lane;
+use vellum_options::create_options::{asks_for_help, help_text, is_option_list};
+use vellum_options::error_text;
 
 use super::activity::{ActivityIndicator, Growth};
 use super::command::{Command, Failure, MAX_BYTES, Outcome, check_object, fail, size};

@@ -2,11 +2,13 @@
 
 use std::ffi::OsString;
 
-use vellum_control::create_options::format_options;
-use vellum_control::{CacheMode, ImageSpec, OpenFlags, create, error_text, open_device};
+use vellum_graph::open_device;
+use vellum_images::create;
+use vellum_images::create_options::format_options;
 use vellum_io::error::errno_text;
 use vellum_io::lane;
 use vellum_jobs::copy::{CopyError, CopyOptions, Step, copy};
+use vellum_options::{CacheMode, ImageSpec, OpenFlags, error_text};
 
 use super::command::{
     Command, Failure, MAX_BYTES, Outcome, fail, incomplete, install_bulk_lane, number,

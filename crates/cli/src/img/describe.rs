@@ -2,18 +2,20 @@
 
 use std::borrow::Cow;
 use std::os::unix::fs::MetadataExt;
-use vellum::luks::AsLuks;
 
 use serde_json::{Map, Value, json};
 use vellum::Result;
+use vellum::luks::AsLuks;
 use vellum::luks::LuksHeader;
 use vellum::qcow2::info::{ImageInfo, SnapshotInfo};
 use vellum::qcow2::seal::SealInfo;
-use vellum_control::display::{child_keys, display_name, is_optional};
-use vellum_control::filename::without_passwords;
-use vellum_control::foreign::{self, Fact, Facts};
-use vellum_control::format_specific::{bitmap, foreign_members, luks_members, object, snapshot};
-use vellum_control::{ImageSpec, OpenFlags, Options, Source, filename, minisign, open};
+use vellum_graph::display::{child_keys, display_name, is_optional};
+use vellum_graph::foreign::{self, Fact, Facts};
+use vellum_graph::open;
+use vellum_images::format_specific::{bitmap, foreign_members, luks_members, object, snapshot};
+use vellum_images::minisign;
+use vellum_options::filename::{self, without_passwords};
+use vellum_options::{ImageSpec, OpenFlags, Options, Source};
 
 /// A backing file as the image names it.
 #[derive(Debug, Clone)]

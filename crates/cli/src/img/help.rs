@@ -1,6 +1,6 @@
 //! `--help` and `--version`.
 
-use vellum_control::driver_names;
+use vellum_graph::driver_names;
 
 use super::command::{Command, Outcome, Subcommand};
 use super::help_texts;

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 use vellum::qcow2::info::SnapshotInfo;
-use vellum_control::json;
+use vellum_options::json;
 
 use super::describe::Description;
 use crate::size::human;

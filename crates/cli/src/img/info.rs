@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::Value;
 use vellum::ErrorKind;
-use vellum_control::{ImageSpec, error_text, filename, json};
 use vellum_io::lane;
+use vellum_options::{ImageSpec, error_text, filename, json};
 
 use super::command::{Command, Failure, Outcome, open_failure};
 use super::common::{self, CommonArgs};

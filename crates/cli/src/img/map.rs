@@ -6,9 +6,10 @@ use std::fmt::Write;
 use vellum::qcow2::AsQcow2;
 use vellum::qcow2::info::live_write_log;
 use vellum::{BlockDevice, Extent, ExtentKind};
-use vellum_control::{CacheMode, ImageSpec, open_device};
+use vellum_graph::open_device;
 use vellum_io::lane;
 use vellum_jobs::map::{MapEntry, map};
+use vellum_options::{CacheMode, ImageSpec};
 
 use super::command::{Command, Failure, MAX_BYTES, Outcome, open_failure, reading, size};
 use super::common::{self, CommonArgs};

@@ -4,9 +4,10 @@ use std::ffi::OsString;
 
 use serde_json::json;
 use vellum::qcow2::SnapshotSelector;
-use vellum_control::measure::{Measure, MeasureSource, measure, settings};
-use vellum_control::{CacheMode, json, open_device};
+use vellum_graph::open_device;
+use vellum_images::measure::{Measure, MeasureSource, measure, settings};
 use vellum_io::lane;
+use vellum_options::{CacheMode, json};
 
 use super::command::{Command, MAX_BYTES, Outcome, fail, incomplete, open_failure, reading, size};
 use super::common::{self, CommonArgs};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use vellum::{BlockDevice, Storage};
-use vellum_control::ova::{self, Package, VirtualDisk};
-use vellum_control::{ImageSpec, error_text, json as control_json};
+use vellum_graph::ova::{self, Package, VirtualDisk};
+use vellum_options::{ImageSpec, error_text, json as control_json};
 
 use super::command::{Failure, Outcome, fail, open_failure};
 use super::common::CommonArgs;
@@ -66,7 +66,7 @@ async fn open(path: &str, arguments: &CommonArgs) -> Result<Package, Failure> {
 pub async fn check(
     path: &str,
     arguments: &CommonArgs,
-) -> Result<vellum_control::foreign::CheckReport, Failure> {
+) -> Result<vellum_graph::foreign::CheckReport, Failure> {
     let package = open(path, arguments).await?;
     match package.check().await {
         Ok(found) => Ok(found),

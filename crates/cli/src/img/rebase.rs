@@ -2,17 +2,18 @@
 
 use std::ffi::OsString;
 use std::sync::Arc;
-use vellum::qcow2::AsQcow2;
 
+use vellum::qcow2::AsQcow2;
 use vellum::qcow2::BackingName;
 use vellum::{BlockDevice, ErrorKind};
-use vellum_control::foreign;
-use vellum_control::probe::is_format_name;
-use vellum_control::{CacheMode, ImageSpec, OpenFlags, chain, error_text, open_device};
+use vellum_graph::probe::is_format_name;
+use vellum_graph::{foreign, open_device};
+use vellum_images::chain;
 use vellum_io::error::errno_text;
 use vellum_io::lane;
 use vellum_jobs::copy::{CopyError, CopyOptions, Step};
 use vellum_jobs::rebase::{RebaseOptions, rebase};
+use vellum_options::{CacheMode, ImageSpec, OpenFlags, error_text};
 
 use super::command::{
     Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, one_name, open_failure,

@@ -3,9 +3,11 @@
 use std::ffi::OsString;
 
 use vellum::Preallocation;
-use vellum_control::options::size_value;
-use vellum_control::{ImageSpec, OpenFlags, error_text, open_device};
+use vellum_daemon::shown_bitmaps::with_hint;
+use vellum_graph::open_device;
 use vellum_io::lane;
+use vellum_options::options::size_value;
+use vellum_options::{ImageSpec, OpenFlags, error_text};
 
 use super::activity::{ActivityIndicator, Growth};
 use super::command::{Command, Failure, Outcome, fail, open_failure};
@@ -13,7 +15,6 @@ use super::common::{self, CommonArgs};
 use super::help;
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::{hint, report};
-use vellum_control::shown_bitmaps::with_hint;
 
 type Opt = common::Opt<Own>;
 

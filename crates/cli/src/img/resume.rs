@@ -30,12 +30,12 @@ use serde_json::{Value, json};
 use vellum::qcow2::check::{CheckOptions, Fix, repair};
 use vellum::qcow2::read_header;
 use vellum::{BlockDevice, Error, Storage};
-use vellum_control::CacheMode;
-use vellum_control::create_options::CreateSettings;
-use vellum_control::layer_files::layer_files;
 use vellum_format::features::Incompatible;
+use vellum_graph::layer_files::layer_files;
 use vellum_jobs::copy::{CopyOptions, Observer};
 use vellum_jobs::resume::{PieceError, copy_in_pieces, is_in_place};
+use vellum_options::CacheMode;
+use vellum_options::create_options::CreateSettings;
 use vellum_storage::{FileOptions, FileStorage, SourceVersion};
 
 use super::check::{CHECKSUMS_GIVEN_UP, has_checksums};

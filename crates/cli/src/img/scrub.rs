@@ -8,10 +8,12 @@ use serde_json::{Value, json};
 use vellum::BlockDevice;
 use vellum::qcow2::AsQcow2;
 use vellum::qcow2::checksums::{DamagedRange, ScrubReport};
-use vellum_control::scrub::Repairs;
-use vellum_control::{CacheMode, ImageSpec, OpenFlags, error_text, open_device, scrub};
+use vellum_graph::open_device;
+use vellum_images::scrub;
+use vellum_images::scrub::Repairs;
 use vellum_io::lane;
 use vellum_jobs::job::JobControl;
+use vellum_options::{CacheMode, ImageSpec, OpenFlags, error_text};
 
 use super::command::{
     Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, open_failure, rate,

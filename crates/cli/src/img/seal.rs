@@ -7,9 +7,10 @@ use std::sync::Arc;
 use vellum::qcow2::AsQcow2;
 use vellum::qcow2::seal::{SealInfo, SealOptions, Signer, make_manifest, unseal};
 use vellum::{BlockDevice, Storage};
-use vellum_control::minisign::{SecretKey, key_id};
-use vellum_control::{CacheMode, ImageSpec, OpenFlags, open_device, secret};
+use vellum_graph::{open_device, secret};
+use vellum_images::minisign::{SecretKey, key_id};
 use vellum_io::lane;
+use vellum_options::{CacheMode, ImageSpec, OpenFlags};
 use vellum_storage::file::{Create, FileOptions, FileStorage};
 
 use super::command::{
@@ -235,7 +236,7 @@ async fn write_manifest(
 }
 
 fn failure(name: &str, error: &vellum::Error) -> Failure {
-    let why = vellum_control::error_text(error);
+    let why = vellum_options::error_text(error);
     Failure::Message(format!("Could not seal '{name}': {why}"))
 }
 

@@ -3,13 +3,14 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use vellum::qcow2::AsQcow2;
 
+use vellum::qcow2::AsQcow2;
 use vellum::qcow2::{NewSnapshot, Qcow2, SnapshotSelector};
 use vellum::{BlockDevice, Error, ErrorKind};
-use vellum_control::{ImageSpec, OpenFlags, error_text, open_device, qemu_repair};
+use vellum_graph::{open_device, qemu_repair};
 use vellum_io::error::errno_text;
 use vellum_io::lane;
+use vellum_options::{ImageSpec, OpenFlags, error_text};
 
 use super::activity::ActivityIndicator;
 use super::command::{Command, Failure, Outcome, fail, open_failure};
@@ -226,7 +227,7 @@ pub fn selector(text: &str) -> Result<SnapshotSelector, Failure> {
     if !text.starts_with("snapshot.") {
         return Ok(SnapshotSelector::IdOrName(text.to_owned()));
     }
-    let parsed = vellum_control::Options::parse(text);
+    let parsed = vellum_options::Options::parse(text);
     let mut options = parsed.map_err(|error| wrong_selector(text, &error_text(&error)))?;
     let mut take = |key: &str| options.take_text(key);
     let (id, name) = (take("snapshot.id")?, take("snapshot.name")?);

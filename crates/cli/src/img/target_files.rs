@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde_json::{Value, json};
-use vellum_control::create;
-use vellum_control::create_options::CreateSettings;
-use vellum_control::filename;
+use vellum_images::create;
+use vellum_options::create_options::CreateSettings;
+use vellum_options::filename;
 use vellum_storage::copy_journal;
 
 use super::command::{Failure, fail};

@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
-use vellum_control::filename;
 use vellum_io::lane;
+use vellum_options::filename;
 use vellum_storage::{FileOptions, FileStorage};
 
 use super::command::{Failure, Outcome};

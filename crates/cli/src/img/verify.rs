@@ -11,8 +11,10 @@ use vellum::qcow2::seal::{
     Difference, SealInfo, VerifyOptions, VerifyReads, VerifyReport, verify_manifest,
 };
 use vellum::{BlockDevice, Storage};
-use vellum_control::{CacheMode, ImageSpec, OpenFlags, error_text, minisign, open_device};
+use vellum_graph::open_device;
+use vellum_images::minisign;
 use vellum_io::lane;
+use vellum_options::{CacheMode, ImageSpec, OpenFlags, error_text};
 use vellum_storage::{FileOptions, FileStorage};
 
 use super::command::{
@@ -286,5 +288,5 @@ fn to_json(name: &str, found: &VerifyReport, told: &[Difference], signature: &Si
         "statement": seal.map(|seal| seal.statement.as_str()),
         "signature": { "state": state, "key": id, "comment": comment },
     });
-    vellum_control::json::pretty(&value)
+    vellum_options::json::pretty(&value)
 }

@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use vellum_control::ImageSpec;
+use vellum_options::ImageSpec;
 
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::manual::pages::examples;

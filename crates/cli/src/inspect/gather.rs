@@ -5,14 +5,15 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use vellum::qcow2::AsQcow2;
 
+use vellum::qcow2::AsQcow2;
 use vellum::qcow2::check::{CheckOptions, CheckReport, CutShort, ProgressSink, check, cut_short};
 use vellum::qcow2::info::ImageInfo;
 use vellum::qcow2::survey::{Survey, SurveyOptions, survey};
 use vellum::{BlockDevice, Extent, Storage};
-use vellum_control::{CacheMode, OpenFlags, open_device};
+use vellum_graph::open_device;
 use vellum_jobs::map::map;
+use vellum_options::{CacheMode, OpenFlags};
 
 use super::arguments::Arguments;
 use super::growth::{self, Growth, Sampler};

@@ -1,13 +1,15 @@
 //! The open image of a session, and the commands that open it, open it anew and close it.
 
 use std::sync::Arc;
-use vellum::qcow2::AsQcow2;
 
+use vellum::qcow2::AsQcow2;
 use vellum::{BlockDevice, Error, ErrorKind, RequestFlags, Result, ZeroRequest};
-use vellum_control::reopen::{self, Drivers};
-use vellum_control::{ImageSpec, OpenFlags, Options, Source, filename, open_device, overlay};
+use vellum_graph::open_device;
+use vellum_graph::reopen::{self, Drivers};
+use vellum_images::overlay;
 use vellum_io::Buffer;
 use vellum_io::error::errno_text;
+use vellum_options::{ImageSpec, OpenFlags, Options, Source, filename};
 
 use super::arguments::Words;
 use super::options::{NO_CACHE, default_flags, set_aio, set_cache, set_discard};
@@ -275,7 +277,7 @@ fn named(path: &str, over: &Options) -> Result<Options> {
 /// Formats and filters, whose name is that of the file below.
 fn stands_on_a_file(driver: &str) -> bool {
     const FILTERS: [&str; 4] = ["compress", "copy-on-read", "preallocate", "throttle"];
-    FILTERS.contains(&driver) || !vellum_control::is_protocol(driver)
+    FILTERS.contains(&driver) || !vellum_options::spec::is_protocol(driver)
 }
 
 fn no_vm_state() -> Error {

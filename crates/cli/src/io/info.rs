@@ -1,12 +1,12 @@
 //! `info`: prints the image's driver and what is particular to its format.
 
 use std::sync::Arc;
-use vellum::qcow2::AsQcow2;
 
 use vellum::BlockDevice;
-use vellum_control::filename;
+use vellum::qcow2::AsQcow2;
 use vellum_format::features::{Autoclear, Compatible, Incompatible};
 use vellum_format::header::Header;
+use vellum_options::filename;
 
 use super::image::Image;
 use super::outcome::{Failed, Outcome};

@@ -29,8 +29,8 @@ mod transfer;
 
 use std::ffi::OsString;
 
-use vellum_control::Aio;
 use vellum_io::lane::{self, Backend, LaneOptions};
+use vellum_options::Aio;
 
 use crate::report;
 

@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 
-use vellum_control::{Aio, CacheMode, ImageSpec, OpenFlags};
+use vellum_options::{Aio, CacheMode, ImageSpec, OpenFlags};
 
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::version::version;

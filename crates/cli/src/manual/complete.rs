@@ -13,7 +13,9 @@ mod running;
 
 use std::fmt::Write;
 
-use vellum_control::{create_options, driver_names, option_names};
+use vellum_graph::{driver_names, option_names};
+use vellum_images::create_options;
+use vellum_options::create_options::OptionType;
 
 use super::names::{Kind, of_image};
 use super::read;
@@ -434,7 +436,7 @@ fn creation_options(format: &str, typed: &str) -> Candidates {
     let mut candidates = pairs(typed, &keys, |key| {
         let option = options.iter().find(|option| option.name == key)?;
         Some(match (option.kind, key) {
-            (create_options::OptionType::Bool, _) => vec!["on", "off"],
+            (OptionType::Bool, _) => vec!["on", "off"],
             (_, "backing_fmt") => FORMATS.to_vec(),
             (_, "cluster_size") => vec!["4k", "16k", "64k", "128k", "256k", "512k", "1M", "2M"],
             (_, "compat") => vec!["0.10", "1.1"],

@@ -243,7 +243,7 @@ fn settings(is_own: bool) -> Roff {
     ]);
     roff.control("PP", []);
     roff.control("nf", []);
-    for line in vellum_control::CONFIG_HELP.lines() {
+    for line in vellum_graph::CONFIG_HELP.lines() {
         roff.text([roman(line)]);
     }
     roff.control("fi", []);

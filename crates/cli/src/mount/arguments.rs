@@ -2,8 +2,8 @@
 
 use std::ffi::OsString;
 
-use vellum_control::{Aio, CacheMode, DetectZeroes};
 use vellum_export::fuse::Transport;
+use vellum_options::{Aio, CacheMode, DetectZeroes};
 
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::server::Failure;

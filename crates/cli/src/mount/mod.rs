@@ -15,11 +15,11 @@ use std::sync::Arc;
 
 use futures_util::future::select;
 use vellum::BlockDevice;
-use vellum_control::OpenFlags;
 use vellum_export::fuse::{AllowOther, Export, ExportOptions, remove_dead_mounts};
 use vellum_export::nbd::Stop;
 use vellum_io::error::io_text;
 use vellum_io::{lane, program, spawn};
+use vellum_options::OpenFlags;
 
 use crate::server::{
     Failure, Process, Ready, ServedImage, allow_many_files, catch_signals, close, daemonize,

@@ -5,10 +5,11 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
-use vellum_control::{Aio, CacheMode, DetectZeroes, tls};
+use vellum_graph::tls;
 use vellum_io::error::io_text;
 use vellum_nbd::Upgrade;
 use vellum_nbd::client::Address;
+use vellum_options::{Aio, CacheMode, DetectZeroes};
 
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::report;
@@ -435,7 +436,7 @@ fn parse_offset(text: &str) -> Result<u64, Failure> {
 }
 
 fn no_credentials(error: vellum::Error) -> Failure {
-    let text = vellum_control::error_text(&error);
+    let text = vellum_options::error_text(&error);
     Failure::Message(format!("Failed to get TLS creds: {text}"))
 }
 

@@ -9,11 +9,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use vellum::BlockDevice;
-use vellum_control::daemon::InetAddress;
-use vellum_control::{ImageSpec, OpenFlags, open_device, overlay, shown_bitmaps};
+use vellum_daemon::{InetAddress, shown_bitmaps};
 use vellum_export::Slice;
 use vellum_export::nbd::{Export, Exports, Listener, ServerOptions, Stop};
+use vellum_graph::open_device;
+use vellum_images::overlay;
 use vellum_io::{lane, program, spawn};
+use vellum_options::{ImageSpec, OpenFlags};
 
 use super::arguments::{Arguments, DEFAULT_ADDRESS, DEFAULT_PORT};
 use crate::img::snapshot;

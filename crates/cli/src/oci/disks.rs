@@ -9,9 +9,10 @@ use std::sync::Arc;
 use tempfile::{Builder, NamedTempFile};
 use vellum::BlockDevice;
 use vellum::qcow2::AsQcow2;
-use vellum_control::oci::{self, OciOptions, Packing, Pull, Push, Reference, RegistryOptions};
-use vellum_control::{ImageSpec, OpenFlags, filename, open_device};
+use vellum_graph::open_device;
+use vellum_images::oci::{self, OciOptions, Packing, Pull, Push, Reference, RegistryOptions};
 use vellum_io::error::io_text;
+use vellum_options::{ImageSpec, OpenFlags, filename};
 
 use super::arguments::{Arguments, Way};
 use crate::local;

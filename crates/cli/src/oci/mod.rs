@@ -1,4 +1,4 @@
-//! `vellum oci`: disks in registries of containers. The work is that of [`vellum_control::oci`]; here
+//! `vellum oci`: disks in registries of containers. The work is that of [`vellum_images::oci`]; here
 //! are the command line, the disk's file and its name.
 //!
 //! Invariant: a disk that is pulled has its name only when it is complete and what its digests say.

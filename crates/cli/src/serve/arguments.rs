@@ -3,8 +3,8 @@
 
 use std::ffi::OsString;
 
-use vellum_control::{Aio, CacheMode, DetectZeroes};
 use vellum_export::vhost_user_blk::{Options as VhostUserOptions, SERIAL_BYTES};
+use vellum_options::{Aio, CacheMode, DetectZeroes};
 
 use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
 use crate::server::Failure;

@@ -17,12 +17,13 @@ use std::sync::Arc;
 
 use futures_util::future::select;
 use vellum::BlockDevice;
-use vellum_control::{OpenFlags, stderr};
 use vellum_export::nbd::{self, Exports, ServerOptions, Stop};
 use vellum_export::unflushed_logs::UnflushedLogs;
 use vellum_export::{fuse, vhost_user_blk};
+use vellum_graph::stderr;
 use vellum_io::error::io_text;
 use vellum_io::{JoinHandle, lane, program, spawn};
+use vellum_options::OpenFlags;
 
 use crate::manual::pages;
 use crate::server::{

@@ -14,8 +14,8 @@ pub enum Failure {
     AlreadyReported,
 }
 
-impl From<vellum_control::daemon::Failure> for Failure {
-    fn from(failure: vellum_control::daemon::Failure) -> Self {
+impl From<vellum_daemon::Failure> for Failure {
+    fn from(failure: vellum_daemon::Failure) -> Self {
         Failure::Message(failure.0)
     }
 }

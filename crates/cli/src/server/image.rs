@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use vellum::BlockDevice;
-use vellum_control::{ImageSpec, OpenFlags, open_device, overlay};
+use vellum_graph::open_device;
+use vellum_images::overlay;
+use vellum_options::{ImageSpec, OpenFlags};
 
 use super::Failure;
 use crate::img::snapshot;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use vellum_control::daemon::{InetAddress, bind_failure};
+use vellum_daemon::{InetAddress, bind_failure};
 use vellum_export::nbd::Listener;
 
 use super::activation::{handed_tcp, handed_unix};

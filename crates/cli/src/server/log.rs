@@ -16,7 +16,7 @@ use crate::terminal::harmless;
 /// Clients decide how much that is, so none of them waits until it is read.
 pub fn log(verbose: bool) -> Log {
     let print = |what: &str, line: &dyn Display| {
-        vellum_control::stderr::print_line(&format!("{}: {what}: {line}", report::program()));
+        vellum_graph::stderr::print_line(&format!("{}: {what}: {line}", report::program()));
     };
     Arc::new(move |phase, line| match phase {
         Phase::Negotiation => print("option negotiation failed", &line),
@@ -41,7 +41,7 @@ pub fn failures() -> impl Fn(&FailedRequest<'_>) + Send + Sync + 'static {
             return;
         }
         *last = Some(Instant::now());
-        vellum_control::stderr::print_line(&format!(
+        vellum_graph::stderr::print_line(&format!(
             "{}: warning: a request has failed: {}",
             report::program(),
             harmless(failed.reason)

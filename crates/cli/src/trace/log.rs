@@ -14,7 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Map, Value};
 use tracing::Event;
 use tracing::field::{Field, Visit};
-use vellum_control::stderr;
+use vellum_graph::stderr;
 
 use super::subscriber;
 use crate::localtime;

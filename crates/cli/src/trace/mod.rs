@@ -12,8 +12,8 @@ mod events;
 mod log;
 mod subscriber;
 
-use vellum_control::Options;
 use vellum_io::error::io_text;
+use vellum_options::Options;
 
 use crate::report;
 use crate::server::Failure;

@@ -130,6 +130,32 @@ fn an_external_data_file_in_the_backing_chain_is_not_created() {
     }
 }
 
+/// A node between hides whose file it is; the name of the graph says so.
+#[test]
+fn a_file_below_other_nodes_is_not_created_anew() {
+    let twins = Twins::new(&["qemu-img create -q -f qcow2 base 1M"]);
+    std::fs::hard_link(twins.ours("base"), twins.ours("link")).unwrap();
+    let before = std::fs::read(twins.ours("base")).unwrap();
+    let file = r#""file":{"driver":"file","filename":"base"}"#;
+    let graphs = [
+        format!(r#"json:{{"driver":"qcow2","file":{{"driver":"raw",{file}}}}}"#),
+        format!(r#"json:{{"driver":"qcow2","file":{{"driver":"blkdebug","image":{{{}}}}}}}"#, &file[8..file.len() - 1]),
+        r#"json:{"driver":"qcow2","file.driver":"raw","file.file.filename":"base","file.file.driver":"file"}"#
+            .to_owned(),
+    ];
+    for graph in graphs {
+        for (name, option) in [("link", "size=1M"), ("new", "data_file=link")] {
+            let words = [
+                "create", "-q", "-f", "qcow2", "-b", &graph, "-F", "qcow2", "-o", option, name,
+            ];
+            let answer = twins.run_ours(&words);
+            assert_eq!(answer.code, Some(1), "{graph} {name}: {answer:?}");
+            assert!(answer.err.contains("is the same file as"), "{answer:?}");
+            assert!(std::fs::read(twins.ours("base")).unwrap() == before);
+        }
+    }
+}
+
 #[test]
 fn a_failed_create_leaves_no_file() {
     let twins = Twins::new(&[]);

@@ -1,7 +1,7 @@
 //! Clients of raw images whose format was guessed.
 
 use futures_util::future::join_all;
-use vellum_control::probe::{Probed, probe};
+use vellum_graph::probe::{Probed, probe};
 use vellum_io::{Buffer, Buffers, Io, lane, spawn};
 use vellum_nbd::client::{Address, ClientOptions, NbdStorage};
 use vellum_storage::{Storage, WriteFlags, ZeroFlags};

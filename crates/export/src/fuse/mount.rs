@@ -23,7 +23,8 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use vellum_io::{Error, ErrorKind, Result};
 
 use super::mount_id::MountId;
-use super::{AllowOther, MAX_TRANSFER_BYTES};
+use super::options::AllowOther;
+use super::proto::MAX_TRANSFER_BYTES;
 
 /// Where the kernel speaks to servers.
 pub(super) const DEVICE: &str = "/dev/fuse";
@@ -93,9 +94,10 @@ pub(super) fn prepare(mountpoint: &Path) -> Result<()> {
     Err(Error::new(ErrorKind::Io, "mount", message))
 }
 
-/// Takes away what servers of Vellum that have died have left mounted at a path. What cannot be taken
-/// away, whoever uses the path is told.
-pub(super) fn remove_dead(mountpoint: &Path) {
+/// Takes away what servers that have died have left mounted at `mountpoint`. To be called before an image is
+/// opened that may lie below: an image can be mounted over itself. What cannot be taken away, whoever uses
+/// the path is told.
+pub fn remove_dead_mounts(mountpoint: &Path) {
     for _ in 0..REPAIRS_MAX {
         // Other file systems are not asked: they may not answer.
         let asked = is_ours(mountpoint).then(|| rustix::fs::statfs(mountpoint));
@@ -156,7 +158,7 @@ impl Mount {
         if let Some(place) = place {
             // Somebody may have been faster.
             let _ = unmount(&place);
-            remove_dead(&place);
+            remove_dead_mounts(&place);
         }
     }
 }

@@ -23,6 +23,9 @@ pub(super) const HEAD_BYTES: usize = HEADER_BYTES + TRANSFER_BYTES;
 /// Length of the header of an answer in bytes.
 pub(super) const REPLY_HEADER_BYTES: usize = 16;
 
+/// Most that one request reads or writes, in bytes: what the kernel has at most.
+pub(super) const MAX_TRANSFER_BYTES: usize = 1 << 20;
+
 /// Reads may be answered in any order.
 pub(super) const INIT_ASYNC_READ: u32 = 1 << 0;
 /// An open with `O_TRUNC` comes as one request; else the kernel sets the size to 0 before it opens.

@@ -18,16 +18,15 @@ use std::rc::Rc;
 
 use futures_util::future::{Either, select};
 use vellum_io::lane::queue_entry::{HeldEntry, QueueEntry};
-use vellum_io::{Buffer, Io, JoinHandle, Result, spawn};
+use vellum_io::{Buffer, Error, ErrorKind, Io, JoinHandle, Result, spawn};
 
-use super::MAX_TRANSFER_BYTES;
 use super::file::Errno;
-use super::proto::{self, Body, HEADER_BYTES, Header, Operation, Transfer};
+use super::proto::{self, Body, HEADER_BYTES, Header, MAX_TRANSFER_BYTES, Operation, Transfer};
 use super::session::{Request, Session};
 use crate::nbd::Stop;
 
 /// Whether the kernel hands out requests so.
-pub(super) const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 /// The processors that there may be, as the kernel counts them.
 const PROCESSORS: &str = "/sys/devices/system/cpu/possible";
 /// Most entries of a queue: as many as its processor has requests in flight.
@@ -43,6 +42,19 @@ const OPERATION_BYTES: usize = 128;
 pub(super) fn is_switched_on() -> Option<bool> {
     let value = fs::read_to_string(SWITCH).ok()?;
     Some(value.trim() == "Y")
+}
+
+/// Why requests cannot come over io_uring.
+pub(super) fn no_queues() -> Error {
+    let text = match is_switched_on() {
+        Some(false) => format!(
+            "FUSE over io_uring is switched off in the kernel: root switches it on with \
+             'echo Y > {SWITCH}'"
+        ),
+        Some(true) => "the kernel refuses the rings that FUSE over io_uring takes".to_owned(),
+        None => "the kernel has no FUSE over io_uring, which came with Linux 6.14".to_owned(),
+    };
+    Error::new(ErrorKind::Unsupported, "mount", text)
 }
 
 /// The entries of one lane, with the numbers of their queues.

@@ -17,10 +17,10 @@ use futures_util::future::{Either, select};
 use vellum_io::lane::message::MessageDevice;
 use vellum_io::{Buffer, Buffers, Io, spawn};
 
-use super::MAX_TRANSFER_BYTES;
 use super::file::{Errno, File, OPENED_TO_WRITE};
 use super::proto::{
-    self, Body, HEAD_BYTES, HEADER_BYTES, Header, Operation, REPLY_HEADER_BYTES, ROOT_ID, Transfer,
+    self, Body, HEAD_BYTES, HEADER_BYTES, Header, MAX_TRANSFER_BYTES, Operation,
+    REPLY_HEADER_BYTES, ROOT_ID, Transfer,
 };
 use super::queue::LaneQueues;
 use crate::accounting::{Operation as Counted, StartedRequest};

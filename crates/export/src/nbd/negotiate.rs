@@ -1,4 +1,4 @@
-//! The handshake: fixed newstyle negotiation up to an [`Agreement`].
+//! The handshake: fixed newstyle negotiation up to an [`NegotiatedSession`].
 //!
 //! Invariant: a client that says nothing is ended by the limit of the handshake, or by the server's end.
 

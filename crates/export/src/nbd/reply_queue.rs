@@ -45,7 +45,7 @@ impl ReplyQueue {
         self.wake();
     }
 
-    /// Lets [`Outbox::next_batch`] end once the queue is empty.
+    /// Lets [`ReplyQueue::next_batch`] end once the queue is empty.
     pub(super) fn close(&self) {
         self.closed.set(true);
         self.wake();

@@ -13,6 +13,7 @@ use vellum::{BlockDevice, DiskIdentity, Io, Result, Storage};
 use vellum_storage::AsFile;
 
 use super::config::Geometry;
+use super::options::Options;
 use super::request::ID_BYTES;
 use super::unflushed::Unflushed;
 use crate::accounting::Accounting;
@@ -108,11 +109,7 @@ impl fmt::Debug for Disk {
 }
 
 impl Disk {
-    pub(super) fn new(
-        device: Arc<dyn BlockDevice>,
-        options: &super::Options,
-        log: Option<Log>,
-    ) -> Disk {
+    pub(super) fn new(device: Arc<dyn BlockDevice>, options: &Options, log: Option<Log>) -> Disk {
         let mut serial = [0; ID_BYTES];
         for (to, from) in serial.iter_mut().zip(options.serial.bytes()) {
             *to = from;

@@ -7,7 +7,7 @@
 //!
 //! | file | what it does |
 //! | --- | --- |
-//! | `export.rs` | listens, and serves one client after the other |
+//! | `export.rs` | listens, and serves one client after the other; `options.rs`: how |
 //! | `session.rs` | what a client has agreed upon and set up; `message.rs` is the codec, `channel.rs` the socket |
 //! | `queue.rs` | one queue on a lane of its own: `ring.rs` (the rings), `chain.rs` (a request's memory), `request.rs` (what it asks for), `perform.rs` (doing it), `signals.rs` (telling the guest), `control.rs` (what the session has of it), `poll_window.rs` |
 //! | `memory.rs` | addresses of the guest to memory; `dirty_log.rs`: what of it was written, for a guest that moves to another host |
@@ -29,6 +29,7 @@ mod export;
 mod in_flight;
 mod memory;
 mod message;
+mod options;
 mod perform;
 mod poll_window;
 mod queue;
@@ -42,6 +43,7 @@ mod unflushed;
 
 pub use config::SERIAL_BYTES;
 pub use disk::Log;
-pub use export::{Export, Options};
+pub use export::Export;
+pub use options::Options;
 #[doc(hidden)]
 pub use take_apart::{TakenApart, take_apart};

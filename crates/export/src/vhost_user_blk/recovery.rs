@@ -12,7 +12,7 @@ use vellum_io::{Buffer, Result, lane};
 use super::disk::Disk;
 use super::in_flight::InFlight;
 use super::message::{InFlightArea, broken};
-use super::session::MAX_QUEUE_SIZE;
+use super::ring::MAX_QUEUE_SIZE;
 use super::unflushed::Change;
 
 /// New memory, as a client asks for it; an export has so many `queues`.

@@ -11,6 +11,8 @@ use vellum_io::shared_memory::SharedBuffer;
 use super::memory::GuestMemory;
 use super::message::{RingAddresses, broken};
 
+/// Most entries of a queue.
+pub(super) const MAX_QUEUE_SIZE: u16 = 32768;
 /// Bytes of a descriptor.
 pub(super) const DESCRIPTOR_BYTES: usize = 16;
 /// Bytes in front of a ring's entries: flags and index.

@@ -31,7 +31,7 @@ use super::message::{
 };
 use super::queue::QueueSetup;
 use super::recovery::{make, take_over};
-use super::ring::RingPlace;
+use super::ring::{MAX_QUEUE_SIZE, RingPlace};
 use crate::nbd::Stop;
 
 /// What the protocol between client and server has here.
@@ -42,8 +42,6 @@ const PROTOCOL_FEATURES: u64 = protocol_feature::MULTIPLE_QUEUES
     | protocol_feature::CONFIG
     | protocol_feature::IN_FLIGHT
     | protocol_feature::MEMORY_SLOTS;
-/// Most entries of a queue.
-pub(super) const MAX_QUEUE_SIZE: u16 = 32768;
 
 /// So many messages are taken before others on the lane have their turn.
 const MESSAGES_A_TURN: usize = 16;

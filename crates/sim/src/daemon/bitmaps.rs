@@ -5,17 +5,9 @@ use std::rc::Rc;
 
 use serde_json::json;
 
-use super::setup::{GuestDisk, Setup};
-use crate::bitmap;
+use super::guest_disk::{BitmapPair, GuestDisk};
+use super::setup::Setup;
 use crate::scenario::BitmapChange;
-
-/// Two bitmaps of a node: the first is there.
-#[derive(Debug, Clone)]
-pub(super) struct Pair {
-    pub(super) node: String,
-    pub(super) first: String,
-    pub(super) second: String,
-}
 
 /// Adds a bitmap to what a disk's clients use, or changes the one that is there.
 pub(super) async fn change(setup: &Setup, disk: &Rc<GuestDisk>, top: &str) {
@@ -28,7 +20,7 @@ pub(super) async fn change(setup: &Setup, disk: &Rc<GuestDisk>, top: &str) {
 
 async fn add(setup: &Setup, disk: &Rc<GuestDisk>, top: &str) {
     disk.bitmaps.replace(None);
-    let pair = Pair {
+    let pair = BitmapPair {
         node: top.to_owned(),
         first: disk.new_name("m"),
         second: disk.new_name("m"),
@@ -39,18 +31,18 @@ async fn add(setup: &Setup, disk: &Rc<GuestDisk>, top: &str) {
         new["granularity"] = json!(setup.draw(|rng| 512_u64 << rng.below(8)));
     }
     if setup.demand("block-dirty-bitmap-add", new).await {
-        bitmap::begin_recording(&mut disk.model.borrow_mut(), begun);
+        disk.model.borrow_mut().begin_recording(begun);
         disk.bitmaps.replace(Some(pair));
     }
 }
 
-async fn change_one(setup: &Setup, disk: &Rc<GuestDisk>, pair: &Pair) {
+async fn change_one(setup: &Setup, disk: &Rc<GuestDisk>, pair: &BitmapPair) {
     use BitmapChange::{Clear, Disable, Enable, Second};
     let change = *setup.draw(|rng| rng.pick(&[Clear, Clear, Disable, Enable, Second, Second]));
-    let has_second = disk.model.borrow().recorded.has_second();
+    let has_second = disk.model.borrow().has_second_bitmap();
     let first = json!({"node": pair.node, "name": pair.first});
     let second = json!({"node": pair.node, "name": pair.second});
-    bitmap::begin(&mut disk.model.borrow_mut(), change);
+    disk.model.borrow_mut().begin_bitmap_change(change);
     let changed = match change {
         Clear => setup.demand("block-dirty-bitmap-clear", first).await,
         Disable => setup.demand("block-dirty-bitmap-disable", first).await,
@@ -59,14 +51,14 @@ async fn change_one(setup: &Setup, disk: &Rc<GuestDisk>, pair: &Pair) {
         Second => merge(setup, pair).await,
     };
     match changed {
-        true => bitmap::end(&mut disk.model.borrow_mut()),
+        true => disk.model.borrow_mut().end_bitmap_change(),
         // Nobody knows how far it came.
         false => drop(disk.bitmaps.replace(None)),
     }
 }
 
 /// Makes the second bitmap of the first one.
-async fn merge(setup: &Setup, pair: &Pair) -> bool {
+async fn merge(setup: &Setup, pair: &BitmapPair) -> bool {
     let (node, name) = (&pair.node, &pair.second);
     let new = json!({"node": node, "name": name, "persistent": true, "disabled": true});
     let merged = json!({"node": node, "target": name, "bitmaps": [pair.first]});

@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use vellum_io::lane;
 
 use super::files::is_raw;
-use super::monitor::{
-    MAX_LAYERS, back_up, drop_unused, end_of_job, make_image, node_of, pause, raw_node_of,
-};
-use super::setup::{GuestDisk, Setup};
+use super::guest_disk::GuestDisk;
+use super::images::{MAX_LAYERS, drop_unused, make_image, node_of, raw_node_of};
+use super::jobs::{back_up, end_of_job};
+use super::setup::Setup;
 use crate::failure::{Failure, FailureKind};
 
 /// How often it is asked how it stands with a policy, and how often at most.
@@ -23,7 +23,11 @@ const MOST_LOOKS: u64 = 2000;
 pub(super) async fn change(setup: &Setup, disk: &Rc<GuestDisk>, chain: &[String]) {
     let top = &chain[0];
     if chain.len() > 1 && setup.draw_apart(|rng| rng.chance(1, 4)) {
-        return keep_short(setup, disk, chain).await;
+        // A policy is about the node that its disk's users stand on.
+        if disk.served_through.borrow().is_none() {
+            keep_short(setup, disk, chain).await;
+        }
+        return;
     }
     match setup.draw(|rng| rng.below(12)) {
         0..=3 => reopen(setup, chain).await,
@@ -68,7 +72,7 @@ async fn snapshot_inside(setup: &Setup, disk: &GuestDisk, top: &str) {
     if !taken.await || setup.draw(|rng| rng.chance(1, 3)) {
         return;
     }
-    pause(setup).await;
+    setup.pause().await;
     setup
         .demand("blockdev-snapshot-delete-internal-sync", arguments)
         .await;
@@ -138,7 +142,7 @@ pub(super) async fn hand_around(setup: &Setup, node: &str) {
         if !setup.demand("blockdev-set-active", arguments).await {
             return;
         }
-        pause(setup).await;
+        setup.pause().await;
     }
 }
 
@@ -162,7 +166,7 @@ async fn keep_short(setup: &Setup, disk: &GuestDisk, chain: &[String]) {
         return;
     }
     if setup.draw_apart(|rng| rng.chance(1, 4)) {
-        pause(setup).await;
+        setup.pause().await;
         lane::sleep(setup.draw_apart(|rng| Duration::from_millis(rng.below(4000)))).await;
         // It may be over, or not begun; another one is begun after a while.
         let job = format!("chain-{}", chain[own]);

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use vellum::{BlockDevice, RequestFlags, ZeroRequest};
 use vellum_io::{Buffer, Error, ErrorKind};
 
-use super::setup::{GuestDisk, Setup};
+use super::guest_disk::GuestDisk;
+use super::setup::Setup;
 use crate::failure::{Failure, FailureKind};
 use crate::model::{ChangeId, Effect};
 use crate::pattern;

@@ -6,8 +6,10 @@ use std::rc::Rc;
 use serde_json::json;
 use vellum::{Buffer, RequestFlags};
 
-use super::monitor::{add_image, add_overlay, end_of_job, pause};
-use super::setup::{GuestDisk, Setup};
+use super::guest_disk::GuestDisk;
+use super::images::{add_image, add_overlay};
+use super::jobs::end_of_job;
+use super::setup::Setup;
 use crate::failure::{Failure, FailureKind};
 
 /// Makes two images over a backup, changes one of them, and removes both.
@@ -35,7 +37,7 @@ pub(super) async fn clones(setup: &Setup, disk: &Rc<GuestDisk>) {
     if setup.draw(|rng| rng.chance(1, 2)) {
         // The other one gets what they have in common.
         remove(setup, changed()).await;
-        pause(setup).await;
+        setup.pause().await;
         same(setup, &other, shown.as_ref()).await;
         remove(setup, [&other]).await;
     } else {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 use vellum::qcow2::create::{CreateOptions, create};
-use vellum_control::files::Files;
+use vellum_graph::files::Files;
 use vellum_io::{Error, ErrorKind, Result};
 use vellum_storage::Storage;
 

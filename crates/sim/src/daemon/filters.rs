@@ -1,5 +1,6 @@
 //! Filters beside jobs: limits, copy-on-read, or a `raw` node with or without an offset, over a disk, by which
 //! a client reads the disk while a job changes its chain. A filter shows the same content before and after.
+//! And filters that the disk's own clients are served through ([`ServedFilter`]), under which its chain changes.
 //!
 //! All of it is drawn apart: a scenario without filters is the same as ever.
 
@@ -8,11 +9,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use vellum::BlockDevice;
 use vellum_io::{Buffer, JoinHandle};
 
-use super::setup::{GuestDisk, Setup};
+use super::guest_disk::{GuestDisk, ServedFilter};
+use super::setup::Setup;
 use crate::failure::{Failure, FailureKind};
 use crate::sparse_bytes::SECTOR_BYTES;
 
@@ -90,6 +92,71 @@ impl Filter {
             && let Some(group) = self.group
         {
             setup.demand("object-del", json!({"id": group})).await;
+        }
+    }
+}
+
+impl ServedFilter {
+    /// Puts one over an image, now and then.
+    pub(super) async fn begin(setup: &Setup, disk: &GuestDisk, top: &str) -> Option<ServedFilter> {
+        if !setup.draw_served(|rng| rng.chance(1, 3)) {
+            return None;
+        }
+        let name = disk.new_name("w");
+        let mut target = None;
+        let kind = setup.draw_served(|rng| rng.below(5));
+        let mut node = match kind {
+            0 => json!({"driver": "raw", "file": top}),
+            1 => json!({"driver": "copy-on-read", "file": top}),
+            2 | 3 => json!({"driver": "quorum", "vote-threshold": 1, "children": [top]}),
+            _ => {
+                let kept = disk.new_name("k");
+                if !setup
+                    .demand("blockdev-add", Self::target(disk, &kept))
+                    .await
+                {
+                    return None;
+                }
+                let node = json!({"driver": "copy-before-write", "file": top, "target": kept});
+                target = Some(kept);
+                node
+            }
+        };
+        node["node-name"] = json!(name);
+        let filter = ServedFilter {
+            name,
+            target,
+            keeps_its_child: kind > 1,
+        };
+        if setup.demand("blockdev-add", node).await {
+            return Some(filter);
+        }
+        filter.remove_target(setup).await;
+        None
+    }
+
+    /// Keeps nothing: what it holds is looked at where a job fleeces.
+    fn target(disk: &GuestDisk, name: &str) -> Value {
+        let size = disk.model.borrow().size_bytes();
+        json!({"driver": "null-co", "node-name": name, "size": size})
+    }
+
+    /// Takes that of a disk away, once there is no export.
+    pub(super) async fn end(setup: &Setup, disk: &GuestDisk) {
+        let Some(filter) = disk.served_through.take() else {
+            return;
+        };
+        let removed = setup.demand("blockdev-del", json!({"node-name": filter.name}));
+        if removed.await {
+            filter.remove_target(setup).await;
+        }
+    }
+
+    async fn remove_target(&self, setup: &Setup) {
+        if let Some(target) = &self.target {
+            setup
+                .demand("blockdev-del", json!({"node-name": target}))
+                .await;
         }
     }
 }

@@ -7,9 +7,11 @@ use serde_json::json;
 use vellum::BlockDevice;
 use vellum_io::Buffer;
 
-use super::monitor::{add_node_on, pause};
+use super::guest_disk::GuestDisk;
+use super::images::add_node_on;
+use super::jobs::end_of;
 use super::sessions;
-use super::setup::{GuestDisk, Setup};
+use super::setup::Setup;
 use crate::failure::{Failure, FailureKind};
 use crate::model::{LogicalTime, Model};
 
@@ -29,7 +31,7 @@ pub(super) async fn fleece(setup: &Setup, disk: &Rc<GuestDisk>, top: &str) {
         read_target(setup, disk, &target, moment, begun).await;
         // It may have failed.
         let _ = setup.ask("job-cancel", json!({"id": job})).await;
-        super::monitor::end_of(setup, &job).await;
+        end_of(setup, &job).await;
     }
     setup
         .demand("blockdev-del", json!({"node-name": target}))
@@ -57,7 +59,7 @@ async fn read_target(
     };
     if let Some(device) = device {
         for _ in 0..setup.draw(|rng| rng.below(MOST_READS)) {
-            pause(setup).await;
+            setup.pause().await;
             if setup.failure().is_some() {
                 break;
             }

@@ -15,13 +15,14 @@ use vellum_nbd::client::{Connection, Request};
 use vellum_nbd::request::RequestHeader;
 use vellum_nbd::{Channel, proto};
 
-use super::monitor::{self, pause};
+use super::exports::export;
+use super::guest_disk::GuestDisk;
+use super::images::add_image;
+use super::scenario::GREEDY_SIZE_BYTES;
 use super::sessions::{self, PORT};
-use super::setup::{GuestDisk, Setup};
+use super::setup::Setup;
 use crate::failure::{Failure, FailureKind};
 
-/// How long the disk is in bytes.
-pub(super) const SIZE_BYTES: u64 = 1 << 40;
 /// How long anything that must end soon may take. Every turn and every step takes
 /// [`MOMENT`], so this is also how many of them there may be.
 const SOON: Duration = Duration::from_secs(2);
@@ -47,12 +48,12 @@ enum ClientExit {
 pub(super) async fn run(setup: Rc<Setup>, clients: u64) {
     let disk = setup.disks[0].clone();
     let name = disk.new_name("n");
-    if !sessions::serve(&setup).await || !monitor::add_image(&setup, &disk, &name, None).await {
+    if !sessions::serve(&setup).await || !add_image(&setup, &disk, &name, None).await {
         return;
     }
     let rounds = setup.draw(|rng| rng.between(1, 3));
     for _ in 0..rounds {
-        monitor::export(&setup, &disk, &name).await;
+        export(&setup, &disk, &name).await;
         if setup.failure().is_some() {
             return;
         }
@@ -84,7 +85,7 @@ async fn write_some(setup: &Setup, disk: &GuestDisk) {
         return;
     };
     for _ in 0..setup.draw(|rng| rng.below(8)) {
-        let mut offset = setup.draw(|rng| rng.below(SIZE_BYTES >> 16) << 16);
+        let mut offset = setup.draw(|rng| rng.below(GREEDY_SIZE_BYTES >> 16) << 16);
         if setup.draw(|rng| rng.chance(1, 2)) {
             offset %= 64 << 20;
         }
@@ -120,7 +121,7 @@ async fn let_clients_be(setup: &Rc<Setup>, disk: &GuestDisk, clients: u64) -> Ve
             setup.note(format!("asks: {question:?}"));
             ask(setup, &channel, &connection, question, farewell, number);
         }
-        pause(setup).await;
+        setup.pause().await;
         lane::sleep(Duration::from_millis(setup.draw(|rng| rng.below(100)))).await;
         // None of these fails: see the network.
         match farewell {
@@ -211,7 +212,7 @@ fn draw(setup: &Setup) -> Request {
                 let len = 512 * rng.between(1, 16 << 10);
                 (len, Buffers::from_iter([Buffer::zeroed(len as usize)]))
             }
-            _ => ((SIZE_BYTES - from) >> rng.below(4), Buffers::new()),
+            _ => ((GREEDY_SIZE_BYTES - from) >> rng.below(4), Buffers::new()),
         };
         let flags = match command {
             proto::CMD_WRITE_ZEROES if rng.chance(1, 2) => proto::CMD_FLAG_NO_HOLE,
@@ -220,7 +221,7 @@ fn draw(setup: &Setup) -> Request {
         Request {
             command,
             flags,
-            offset_bytes: from.min(SIZE_BYTES - len_bytes),
+            offset_bytes: from.min(GREEDY_SIZE_BYTES - len_bytes),
             len_bytes,
             buffers,
         }

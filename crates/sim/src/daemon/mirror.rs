@@ -2,10 +2,10 @@
 
 use serde_json::json;
 
-use super::monitor::{
-    End, OVER, add_image, add_node_on, add_raw, drop_unused, end_of_job, judge, pause,
-};
-use super::setup::{GuestDisk, Setup};
+use super::guest_disk::GuestDisk;
+use super::images::{add_image, add_node_on, add_raw, drop_unused};
+use super::jobs::{End, OVER, end_of_job, judge};
+use super::setup::Setup;
 
 /// Makes a mirror, and ends it in one way or another.
 pub(super) async fn mirror(setup: &Setup, disk: &GuestDisk, chain: &[String]) {
@@ -40,7 +40,7 @@ pub(super) async fn mirror(setup: &Setup, disk: &GuestDisk, chain: &[String]) {
 
 async fn end(setup: &Setup, disk: &GuestDisk, job: &str, target: &str) {
     if setup.draw(|rng| rng.chance(1, 6)) {
-        pause(setup).await;
+        setup.pause().await;
         let _ = setup.ask("job-cancel", json!({"id": job})).await;
     }
     let names = [OVER[0], OVER[1], "BLOCK_JOB_READY"];
@@ -49,7 +49,7 @@ async fn end(setup: &Setup, disk: &GuestDisk, job: &str, target: &str) {
         judge(setup, job, &event);
         return;
     }
-    pause(setup).await;
+    setup.pause().await;
     if setup.draw(|rng| rng.chance(2, 3)) {
         // The job may fail at this moment.
         let _ = setup.ask("job-complete", json!({"id": job})).await;

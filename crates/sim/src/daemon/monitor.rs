@@ -2,33 +2,20 @@
 //! moments that have nothing to do with those of the disk's clients.
 
 use std::rc::Rc;
+
+use serde_json::json;
 use vellum::qcow2::AsQcow2;
-
-use serde_json::{Value, json};
 use vellum::qcow2::CacheOptions;
-use vellum::qcow2::create::CreateOptions;
 
-use super::files::{blank, is_raw};
+use super::exports::export_anew;
+use super::files::is_raw;
 use super::filters::Filter;
-use super::setup::{ExpectedFile, GuestDisk, Setup};
-use super::{bitmaps, changes, clones, fleece, greedy, mirror, refusals, series, sessions};
+use super::guest_disk::GuestDisk;
+use super::images::{MAX_LAYERS, add_image, add_raw, drop_unused};
+use super::jobs::{OVER, back_up, end_of_job, judge};
+use super::setup::Setup;
+use super::{bitmaps, changes, clones, fleece, mirror, refusals, series};
 use crate::failure::{Failure, FailureKind};
-use crate::scenario::ImageOptions;
-use crate::space::full_bytes;
-use crate::sparse_bytes::SparseBytes;
-
-/// Layers of a chain at most.
-pub(super) const MAX_LAYERS: usize = 5;
-
-pub(super) const OVER: &[&str] = &["BLOCK_JOB_COMPLETED", "BLOCK_JOB_CANCELLED"];
-
-/// How a job has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
-    Done,
-    Cancelled,
-    Failed,
-}
 
 /// Gives so many commands, or sequences of some, while clients work.
 pub(super) async fn monitor(setup: Rc<Setup>, disk: Rc<GuestDisk>, commands: u64) {
@@ -36,7 +23,7 @@ pub(super) async fn monitor(setup: Rc<Setup>, disk: Rc<GuestDisk>, commands: u64
         if setup.failure().is_some() {
             return;
         }
-        pause(&setup).await;
+        setup.pause().await;
         let Some(top) = setup.top(&disk) else {
             return;
         };
@@ -80,126 +67,6 @@ pub(super) async fn monitor(setup: Rc<Setup>, disk: Rc<GuestDisk>, commands: u64
     }
 }
 
-/// Lets others have some turns.
-pub(super) async fn pause(setup: &Setup) {
-    for _ in 0..setup.draw(|rng| rng.below(40)) {
-        vellum_io::lane::yield_now().await;
-    }
-}
-
-/// Makes an image file as long as the disk.
-pub(super) fn make_image(
-    setup: &Setup,
-    disk: &GuestDisk,
-    name: &str,
-    backing: Option<&str>,
-) -> bool {
-    let format = |backing| if is_raw(backing) { "raw" } else { "qcow2" };
-    let size_bytes = disk.model.borrow().size_bytes();
-    let plain = ImageOptions::plain(size_bytes, disk.cluster_size_bytes.trailing_zeros());
-    let made = blank(
-        name,
-        full_bytes(&plain),
-        CreateOptions::default()
-            .size_bytes(size_bytes)
-            .cluster_size_bytes(disk.cluster_size_bytes)
-            .backing_file(backing.map(str::to_owned))
-            .backing_format(backing.map(|backing| format(backing).to_owned())),
-    );
-    match made {
-        Ok(pages) => setup.files.add(name, pages),
-        Err(failure) => {
-            setup.fail(failure);
-            return false;
-        }
-    }
-    true
-}
-
-/// Options of the node of a raw image, in a file of the same name.
-pub(super) fn raw_node_of(name: &str) -> Value {
-    json!({
-        "driver": "raw",
-        "node-name": name,
-        "file": {"driver": "file", "filename": name},
-        "discard": "unmap",
-    })
-}
-
-/// A node of an image, which stands on what the image says.
-pub(super) fn node_of(setup: &Setup, name: &str) -> Value {
-    let mut node = json!({
-        "driver": "qcow2",
-        "node-name": name,
-        "file": {"driver": "file", "filename": name},
-        "discard": "unmap",
-    });
-    if setup.draw(|rng| rng.chance(1, 3)) || setup.uncached {
-        // Nothing is gathered: parts of clusters go to the file as they come.
-        node["data-cache-size"] = json!(0);
-    }
-    // With the least cache requests beside each other write it out at every step: that nobody waits long
-    // for what others have begun is not to be had then.
-    let is_small = |disk: &Rc<GuestDisk>| disk.model.borrow().size_bytes() < greedy::SIZE_BYTES;
-    let are_small = setup.disks.iter().all(is_small);
-    if setup.draw(|rng| rng.chance(1, 3)) && are_small {
-        node["l2-cache-size"] = json!(1);
-        node["refcount-cache-size"] = json!(1);
-    }
-    node
-}
-
-/// Makes an image file as long as the disk, and a node of it that stands on nothing.
-pub(super) async fn add_image(
-    setup: &Setup,
-    disk: &GuestDisk,
-    name: &str,
-    backing: Option<&str>,
-) -> bool {
-    if !make_image(setup, disk, name, backing) {
-        return false;
-    }
-    let mut node = node_of(setup, name);
-    node["backing"] = Value::Null;
-    setup.demand("blockdev-add", node).await
-}
-
-/// As [`add_image`], but it stands on a file that no node has yet.
-pub(super) async fn add_overlay(
-    setup: &Setup,
-    disk: &GuestDisk,
-    name: &str,
-    backing: &str,
-) -> bool {
-    if !make_image(setup, disk, name, Some(backing)) {
-        return false;
-    }
-    let node = node_of(setup, name);
-    setup.demand("blockdev-add", node).await
-}
-
-/// As [`add_image`], but it stands on a node.
-pub(super) async fn add_node_on(
-    setup: &Setup,
-    disk: &GuestDisk,
-    name: &str,
-    backing: &str,
-) -> bool {
-    if !make_image(setup, disk, name, Some(backing)) {
-        return false;
-    }
-    let mut node = node_of(setup, name);
-    node["backing"] = json!(backing);
-    setup.demand("blockdev-add", node).await
-}
-
-/// Makes a raw file as long as the disk, and a node of it.
-pub(super) async fn add_raw(setup: &Setup, disk: &GuestDisk, name: &str) -> bool {
-    let size = disk.model.borrow().size_bytes();
-    setup.files.add(name, SparseBytes::device(size, 0));
-    setup.demand("blockdev-add", raw_node_of(name)).await
-}
-
 async fn snapshot(setup: &Setup, disk: &GuestDisk, top: &str) {
     let overlay = disk.new_name("n");
     if !add_image(setup, disk, &overlay, Some(top)).await {
@@ -211,45 +78,6 @@ async fn snapshot(setup: &Setup, disk: &GuestDisk, top: &str) {
         // Whoever took it may copy the base from now on.
         disk.keep(&setup.nodes.chain(top), begun, "the base of a snapshot");
     }
-}
-
-/// Waits for the end of a job, which is cancelled now and then.
-pub(super) async fn end_of_job(setup: &Setup, job: &str) -> End {
-    if setup.draw(|rng| rng.chance(1, 6)) {
-        pause(setup).await;
-        // It may be over.
-        let _ = setup.ask("job-cancel", json!({"id": job})).await;
-    }
-    end_of(setup, job).await
-}
-
-/// The kind of failure that the message of a command or a job tells of.
-pub(super) fn kind_of(error: &str) -> FailureKind {
-    match error.contains("No space left") {
-        true => FailureKind::NoSpace,
-        false => FailureKind::Request,
-    }
-}
-
-/// Waits for the end of a job.
-pub(super) async fn end_of(setup: &Setup, job: &str) -> End {
-    judge(setup, job, &setup.heard.wait(OVER, job).await)
-}
-
-pub(super) fn judge(setup: &Setup, job: &str, event: &Value) -> End {
-    let end = match (event["event"].as_str(), event["data"]["error"].as_str()) {
-        (Some("BLOCK_JOB_CANCELLED"), _) => End::Cancelled,
-        (_, None) => End::Done,
-        (_, Some(error)) => {
-            if !setup.faulty {
-                let message = format!("job {job}: {error}");
-                setup.fail(Failure::new(kind_of(error), message));
-            }
-            End::Failed
-        }
-    };
-    setup.note(format!("job {job}: {end:?}"));
-    end
 }
 
 /// What a commit writes to may hold anything from now on, and so may what stands between.
@@ -266,13 +94,13 @@ async fn active_commit(setup: &Setup, disk: &GuestDisk, chain: &[String]) {
         return;
     }
     if setup.draw(|rng| rng.chance(1, 6)) {
-        pause(setup).await;
+        setup.pause().await;
         let _ = setup.ask("job-cancel", json!({"id": job})).await;
     }
     let names = [OVER[0], OVER[1], "BLOCK_JOB_READY"];
     let event = setup.heard.wait(&names, &job).await;
     if event["event"] == "BLOCK_JOB_READY" {
-        pause(setup).await;
+        setup.pause().await;
         // The job may fail at this moment.
         let _ = setup.ask("job-complete", json!({"id": job})).await;
         end_of_job(setup, &job).await;
@@ -337,97 +165,6 @@ async fn backup(setup: &Setup, disk: &GuestDisk, chain: &[String]) {
     back_up(setup, disk, (&job, &target), command, arguments).await;
 }
 
-/// Has a command begin a backup, waits for its end, closes the target, and notes what that
-/// must hold.
-pub(super) async fn back_up(
-    setup: &Setup,
-    disk: &GuestDisk,
-    (job, target): (&str, &str),
-    command: &str,
-    arguments: Value,
-) -> End {
-    let begun = disk.model.borrow_mut().begin_watch();
-    let started = setup.demand(command, arguments).await;
-    let moment = Rc::new(disk.model.borrow().clone());
-    let end = match started {
-        true => end_of_job(setup, job).await,
-        false => End::Failed,
-    };
-    let arguments = json!({"node-name": target});
-    // A target that the command has opened it closes too.
-    if command != "drive-backup" && !setup.demand("blockdev-del", arguments).await {
-        return End::Failed;
-    }
-    if end == End::Done {
-        disk.kept.borrow_mut().push(ExpectedFile {
-            file: target.to_owned(),
-            stands_on: Vec::new(),
-            model: moment,
-            begun,
-            what: "a backup",
-        });
-    }
-    end
-}
-
-/// Ends the export, and makes it once more. Clients that were connected come back.
-async fn export_anew(setup: &Setup, disk: &GuestDisk, top: &str) {
-    let device = disk.device.replace(None);
-    let connected = setup.network.is_some();
-    if connected && setup.draw(|rng| rng.chance(1, 2)) {
-        // In the middle of what they do.
-        disk.hung_up_on.set(true);
-    } else {
-        disk.until(|disk| disk.running.get() == 0).await;
-        if let Some(device) = device.filter(|_| connected && setup.draw(|rng| rng.chance(1, 2))) {
-            // Others leave without a word.
-            drop(device.close().await);
-        }
-    }
-    disk.last_top.replace(Some(top.to_owned()));
-    let mode = if connected { "hard" } else { "safe" };
-    if !setup
-        .demand("block-export-del", json!({"id": disk.name, "mode": mode}))
-        .await
-    {
-        disk.give_up();
-        return;
-    }
-    // Whatever they had asked for has ended, but they may have to hear of it.
-    disk.until(|disk| disk.running.get() == 0).await;
-    disk.hung_up_on.set(false);
-    pause(setup).await;
-    if setup.draw(|rng| rng.chance(1, 2)) {
-        changes::hand_around(setup, top).await;
-    }
-    export(setup, disk, top).await;
-}
-
-/// Exports a node as a disk, to which clients connect.
-pub(super) async fn export(setup: &Setup, disk: &GuestDisk, node: &str) {
-    let arguments = json!({
-        "type": "nbd",
-        "id": disk.name,
-        "node-name": node,
-        "name": disk.name,
-        "writable": true,
-        "on-full": if setup.fills { "wait" } else { "fail" },
-    });
-    if !setup.demand("block-export-add", arguments).await {
-        disk.give_up();
-        return;
-    }
-    let device = match &setup.network {
-        None => {
-            let found = setup.exports.find(&disk.name);
-            found.map(|export| export.device.clone())
-        }
-        Some(network) => sessions::connect(setup, network, &disk.name, true).await,
-    };
-    disk.device.replace(device);
-    disk.changed.notify(usize::MAX);
-}
-
 fn set_caches(setup: &Setup, top: &str) {
     let Ok(device) = setup.nodes.device(top) else {
         return;
@@ -450,32 +187,5 @@ async fn refused_resize(setup: &Setup, disk: &GuestDisk, top: &str) {
     if setup.ask("block_resize", arguments).await.is_ok() {
         let message = "block_resize of a disk that clients use";
         setup.fail(Failure::new(FailureKind::Request, message));
-    }
-}
-
-/// Drops the nodes of a disk that nothing stands on any more.
-pub(super) async fn drop_unused(setup: &Setup, disk: &GuestDisk) {
-    let Some(top) = setup.top(disk) else {
-        return;
-    };
-    loop {
-        let chain = setup.nodes.chain(&top);
-        let own = format!("{}n", disk.name);
-        let names = setup.files.names();
-        let unused = names.into_keys().find(|name| {
-            name.starts_with(&own)
-                && !chain.contains(name)
-                && setup.nodes.contains(name)
-                && !setup.nodes.is_used_by(name, |_| true)
-        });
-        let Some(unused) = unused else {
-            return;
-        };
-        // What it stands on may change.
-        disk.forget(&unused);
-        let arguments = json!({"node-name": unused});
-        if !setup.demand("blockdev-del", arguments).await {
-            return;
-        }
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use parking_lot::{Mutex, MutexGuard};
-use vellum_control::daemon::{Failure, ServerEnvironment};
+use vellum_daemon::{Failure, ServerEnvironment};
 use vellum_export::nbd::Listener;
 use vellum_io::executor::Remote;
 use vellum_io::lane::net::{ListenerBackend, Stream, StreamBackend};

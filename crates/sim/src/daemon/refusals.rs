@@ -9,7 +9,8 @@ use std::rc::Rc;
 use serde_json::{Value, json};
 use vellum_io::Buffer;
 
-use super::setup::{GuestDisk, Setup};
+use super::guest_disk::GuestDisk;
+use super::setup::Setup;
 use crate::failure::{Failure, FailureKind};
 
 /// Filters above each other at most. Work that doubles with each does not end.

@@ -22,7 +22,6 @@ use vellum_nbd::{Channel, proto};
 use vellum_storage::{Storage, WriteFlags};
 
 use super::greedy::soon;
-use super::monitor::pause;
 use super::setup::Setup;
 use crate::failure::{Failure, FailureKind};
 use crate::rng::Rng;
@@ -184,7 +183,7 @@ async fn play(
         drop(setup.lanes.any().spawn(work.run(requests)));
     }
     while account.clients.get() > 0 && setup.failure().is_none() {
-        pause(setup).await;
+        setup.pause().await;
         lane::sleep(Duration::from_millis(setup.draw(|rng| rng.below(30)))).await;
         if setup.draw(|rng| rng.chance(1, 3)) {
             disturb(setup, machine, &account).await?;

@@ -5,21 +5,12 @@ use std::rc::Rc;
 
 use serde_json::json;
 
-use super::monitor::{End, add_image, add_overlay, back_up};
-use super::setup::{GuestDisk, Setup};
+use super::guest_disk::{BackupSeries, GuestDisk};
+use super::images::{add_image, add_overlay};
+use super::jobs::{End, back_up};
+use super::setup::Setup;
 
 const MAX_BACKUPS: u32 = 4;
-
-/// A series that the next backup can go on with.
-#[derive(Debug, Clone)]
-pub(super) struct Series {
-    /// The node that has the bitmap.
-    pub(super) node: String,
-    pub(super) bitmap: String,
-    /// The file of the last backup. The bitmap calls dirty all that differs from it.
-    pub(super) last: String,
-    backups: u32,
-}
 
 /// Makes the next backup of a disk.
 pub(super) async fn go_on(setup: &Setup, disk: &Rc<GuestDisk>, top: &str) {
@@ -54,7 +45,7 @@ async fn first(setup: &Setup, disk: &Rc<GuestDisk>, top: &str) {
     ]);
     let arguments = json!({"actions": actions});
     match back_up(setup, disk, (&job, &target), "transaction", arguments).await {
-        End::Done => drop(disk.series.replace(Some(Series {
+        End::Done => drop(disk.series.replace(Some(BackupSeries {
             node: top.to_owned(),
             bitmap,
             last: target,
@@ -68,7 +59,7 @@ async fn first(setup: &Setup, disk: &Rc<GuestDisk>, top: &str) {
     }
 }
 
-async fn next(setup: &Setup, disk: &Rc<GuestDisk>, series: Series) {
+async fn next(setup: &Setup, disk: &Rc<GuestDisk>, series: BackupSeries) {
     let target = disk.new_name("b");
     if !add_overlay(setup, disk, &target, &series.last).await {
         return;
@@ -92,7 +83,7 @@ async fn next(setup: &Setup, disk: &Rc<GuestDisk>, series: Series) {
         "bitmap-mode": mode,
     });
     let end = back_up(setup, disk, (&job, &target), "blockdev-backup", arguments).await;
-    let next = Series {
+    let next = BackupSeries {
         last: target,
         backups: series.backups + 1,
         ..series.clone()

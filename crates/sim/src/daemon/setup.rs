@@ -1,187 +1,32 @@
-//! What there is in a scenario: disks with their clients, and the daemon that serves them.
+//! Who takes part in a scenario: the disks with their clients, the daemon that serves them,
+//! and what is drawn, noted and asked for on the way.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use event_listener::Event;
 use serde_json::{Map, Value};
-use vellum::BlockDevice;
-use vellum_control::Nodes;
-use vellum_control::daemon::{self, Daemon, Listener};
-use vellum_control::nodes::User;
-use vellum_control::qmp::Arguments;
+use vellum_daemon::Daemon;
+use vellum_daemon::qmp::Arguments;
 use vellum_export::nbd::Exports;
+use vellum_graph::Nodes;
+use vellum_graph::nodes::User;
 
-use super::bitmaps::Pair;
-use super::files::{FIXED, SimFiles};
+use super::events::DaemonEvents;
+use super::files::SimFiles;
+use super::guest_disk::GuestDisk;
 use super::lanes::Lanes;
-use super::monitor::kind_of;
 use super::network::Network;
-use super::series::Series;
 use super::under_way::UnderWay;
-use crate::failure::Failure;
-use crate::model::{LogicalTime, Model};
+use crate::failure::{Failure, FailureKind};
 use crate::rng::Rng;
-
-/// A file that must hold what a disk showed at some moment since `begun`.
-#[derive(Debug, Clone)]
-pub(super) struct ExpectedFile {
-    pub(super) file: String,
-    /// The images below it: it shows what they hold.
-    pub(super) stands_on: Vec<String>,
-    /// As it was when the moment was over.
-    pub(super) model: Rc<Model>,
-    pub(super) begun: LogicalTime,
-    pub(super) what: &'static str,
-}
-
-/// A disk that clients use through an export.
-pub(super) struct GuestDisk {
-    pub(super) name: String,
-    pub(super) cluster_size_bytes: u64,
-    /// All its images lie in places of their full size.
-    pub(super) fixed_images: bool,
-    pub(super) model: RefCell<Model>,
-    pub(super) kept: RefCell<Vec<ExpectedFile>>,
-    pub(super) series: RefCell<Option<Series>>,
-    /// What the model knows of bitmaps is about these.
-    pub(super) bitmaps: RefCell<Option<Pair>>,
-    /// Numbers nodes and jobs.
-    next: Cell<u64>,
-    /// What clients are connected to; `None` while there is no export.
-    pub(super) device: RefCell<Option<Arc<dyn BlockDevice>>>,
-    /// Requests that run.
-    pub(super) running: Cell<usize>,
-    /// Clients that are not done.
-    pub(super) clients: Cell<usize>,
-    pub(super) changed: Event,
-    /// The server hangs up on its clients.
-    pub(super) hung_up_on: Cell<bool>,
-    /// There will be no export any more: what its clients would wait for has failed.
-    is_gone: Cell<bool>,
-    /// What clients used before their export went.
-    pub(super) last_top: RefCell<Option<String>>,
-}
-
-impl GuestDisk {
-    pub(super) fn new(
-        name: &str,
-        size_bytes: u64,
-        cluster_size_bytes: u64,
-        fixed_images: bool,
-    ) -> GuestDisk {
-        GuestDisk {
-            name: name.to_owned(),
-            cluster_size_bytes,
-            fixed_images,
-            model: RefCell::new(Model::new(size_bytes)),
-            kept: RefCell::default(),
-            series: RefCell::default(),
-            bitmaps: RefCell::default(),
-            next: Cell::new(0),
-            device: RefCell::default(),
-            running: Cell::new(0),
-            clients: Cell::new(0),
-            changed: Event::new(),
-            hung_up_on: Cell::new(false),
-            is_gone: Cell::new(false),
-            last_top: RefCell::default(),
-        }
-    }
-
-    /// Whether clients wait in vain for an export.
-    pub(super) fn is_gone(&self) -> bool {
-        self.is_gone.get()
-    }
-
-    /// Has clients wait no longer for an export.
-    pub(super) fn give_up(&self) {
-        self.is_gone.set(true);
-        self.changed.notify(usize::MAX);
-    }
-
-    /// A new name for a node, its file, or a job.
-    pub(super) fn new_name(&self, kind: &str) -> String {
-        self.next.set(self.next.get() + 1);
-        let is_image = matches!(kind, "n" | "b" | "c" | "f");
-        let mark = if self.fixed_images && is_image {
-            FIXED
-        } else {
-            ""
-        };
-        format!("{}{kind}{mark}{}", self.name, self.next.get())
-    }
-
-    /// Waits until something is so.
-    pub(super) async fn until(&self, is_so: impl Fn(&GuestDisk) -> bool) {
-        loop {
-            let changed = self.changed.listen();
-            if is_so(self) {
-                return;
-            }
-            changed.await;
-        }
-    }
-
-    /// Notes that the first image of a chain must show what the disk has shown at some moment
-    /// since `begun`.
-    pub(super) fn keep(&self, chain: &[String], begun: LogicalTime, what: &'static str) {
-        let kept = ExpectedFile {
-            file: chain[0].clone(),
-            stands_on: chain[1..].to_vec(),
-            model: Rc::new(self.model.borrow().clone()),
-            begun,
-            what,
-        };
-        self.kept.borrow_mut().push(kept);
-    }
-
-    /// Notes that a file may hold anything from now on.
-    pub(super) fn forget(&self, file: &str) {
-        let shows = |kept: &ExpectedFile| {
-            kept.file == file || kept.stands_on.iter().any(|below| below == file)
-        };
-        self.kept.borrow_mut().retain(|kept| !shows(kept));
-    }
-}
-
-/// What the daemon has told.
-#[derive(Default)]
-pub(super) struct DaemonEvents {
-    events: RefCell<Vec<Value>>,
-    changed: Event,
-}
-
-impl Listener for DaemonEvents {
-    fn hear(&self, event: &Value) {
-        self.events.borrow_mut().push(event.clone());
-        self.changed.notify(usize::MAX);
-    }
-}
-
-impl DaemonEvents {
-    /// Waits for one of some events about a job; gives it.
-    pub(super) async fn wait(&self, names: &[&str], job: &str) -> Value {
-        loop {
-            let changed = self.changed.listen();
-            let found = self.events.borrow().iter().find_map(|event| {
-                let name = event["event"].as_str().unwrap_or_default();
-                let about = event["data"]["device"].as_str() == Some(job);
-                (about && names.contains(&name)).then(|| event.clone())
-            });
-            if let Some(found) = found {
-                return found;
-            }
-            changed.await;
-        }
-    }
-}
 
 /// What is added to a seed for what is drawn apart.
 const APART: u64 = 0xf117_e25b;
 /// As [`APART`], for what was added after that.
 const LATER: u64 = 0x1a7e_0001;
+/// As [`LATER`], for the filters that clients are served through.
+const SERVED: u64 = 0x5e1f_e002;
 
 /// Everything.
 pub(super) struct Setup {
@@ -206,6 +51,7 @@ pub(super) struct Setup {
     apart: RefCell<Rng>,
     /// For what was added after that, and changes nothing of either.
     later: RefCell<Rng>,
+    served: RefCell<Rng>,
     /// Filters stand over disks now and then.
     pub(super) has_filters: bool,
     failure: RefCell<Option<Failure>>,
@@ -234,6 +80,7 @@ impl Setup {
         let heard = Rc::new(DaemonEvents::default());
         let mut apart = Rng::new(rng.clone().next_u64().rotate_left(17) ^ APART);
         let later = Rng::new(apart.clone().next_u64().rotate_left(29) ^ LATER);
+        let served = Rng::new(later.clone().next_u64().rotate_left(13) ^ SERVED);
         cast.daemon.events.join(heard.clone());
         let under_way = Rc::new(UnderWay::default());
         cast.daemon.events.join(under_way.clone());
@@ -254,6 +101,7 @@ impl Setup {
             has_filters: apart.chance(1, 3),
             apart: RefCell::new(apart),
             later: RefCell::new(later),
+            served: RefCell::new(served),
             failure: RefCell::default(),
             log: RefCell::default(),
         })
@@ -274,6 +122,18 @@ impl Setup {
         draw(&mut self.later.borrow_mut())
     }
 
+    /// As [`Setup::draw_later`], for the filters that clients are served through.
+    pub(super) fn draw_served<T>(&self, draw: impl FnOnce(&mut Rng) -> T) -> T {
+        draw(&mut self.served.borrow_mut())
+    }
+
+    /// Lets others have some turns.
+    pub(super) async fn pause(&self) {
+        for _ in 0..self.draw(|rng| rng.below(40)) {
+            vellum_io::lane::yield_now().await;
+        }
+    }
+
     /// Carries a command out, as a client of a monitor asks for it.
     pub(super) async fn ask(&self, command: &str, arguments: Value) -> Result<Value, String> {
         self.note(format!("{command} {arguments}"));
@@ -282,7 +142,8 @@ impl Setup {
             Value::Object(members) => members,
             _ => Map::new(),
         };
-        let outcome = daemon::carry_out(&self.daemon, command, Arguments::new(members)).await;
+        let outcome =
+            vellum_daemon::carry_out(&self.daemon, command, Arguments::new(members)).await;
         let outcome = outcome.map_err(|failure| failure.text);
         if let Err(text) = &outcome {
             self.note(format!("{command} failed: {text}"));
@@ -294,13 +155,22 @@ impl Setup {
     pub(super) async fn demand(&self, command: &str, arguments: Value) -> bool {
         match self.ask(command, arguments).await {
             Ok(_) => true,
-            Err(_) if self.faulty => false,
+            Err(text) if self.faulty || self.is_in_the_way(&text) => false,
             Err(text) => {
                 let message = format!("{command}: {text}");
                 self.fail(Failure::new(kind_of(&text), message));
                 false
             }
         }
+    }
+
+    /// Whether a command may be refused for a filter that clients are served through.
+    fn is_in_the_way(&self, refusal: &str) -> bool {
+        let filter = |disk: &Rc<GuestDisk>| {
+            let filter = disk.served_through.borrow();
+            filter.as_ref().is_some_and(|it| it.may_refuse(refusal))
+        };
+        self.disks.iter().any(filter)
     }
 
     pub(super) fn note(&self, line: String) {
@@ -332,11 +202,23 @@ impl Setup {
     /// The node that the clients of a disk use now, or used last, which has the name of its
     /// file.
     pub(super) fn top(&self, disk: &GuestDisk) -> Option<String> {
-        let export = User::Export(disk.name.clone());
+        let filter = disk.served_through.borrow();
+        let user = match &*filter {
+            Some(filter) => User::Node(filter.name.clone()),
+            None => User::Export(disk.name.clone()),
+        };
         let names = self.files.names();
         let used = names
             .into_keys()
-            .find(|name| self.nodes.is_used_by(name, |user| *user == export));
+            .find(|name| self.nodes.is_used_by(name, |it| *it == user));
         used.or_else(|| disk.last_top.borrow().clone())
+    }
+}
+
+/// The kind of failure that the message of a command or a job tells of.
+pub(super) fn kind_of(error: &str) -> FailureKind {
+    match error.contains("No space left") {
+        true => FailureKind::NoSpace,
+        false => FailureKind::Request,
     }
 }

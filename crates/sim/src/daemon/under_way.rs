@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 
 use serde_json::Value;
-use vellum_control::daemon::Listener;
+use vellum_daemon::Listener;
 
 use crate::rng::Rng;
 

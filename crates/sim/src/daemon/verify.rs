@@ -3,24 +3,26 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
-use vellum::qcow2::AsQcow2;
 
 use serde_json::json;
 use vellum::BlockDevice;
+use vellum::qcow2::AsQcow2;
 use vellum::qcow2::check::{CheckOptions, check};
-use vellum_control::{Nodes, Options};
+use vellum_graph::Nodes;
 use vellum_io::Buffer;
+use vellum_options::Options;
 
-use super::bitmaps::Pair;
 use super::files::{SimFiles, is_raw};
+use super::guest_disk::{BackupSeries, BitmapPair, ExpectedFile};
 use super::lanes::Lanes;
-use super::series::Series;
-use super::setup::{ExpectedFile, Setup};
+use super::setup::Setup;
 use crate::audit::{Frozen, audit};
 use crate::bitmap;
 use crate::disk::{Disk, Mode};
 use crate::failure::{Failure, FailureKind, guarded};
 use crate::model::{LogicalTime, Model};
+use crate::record::CutPoint;
+use crate::rng::Rng;
 use crate::schedule::Scheduler;
 use crate::sparse_bytes::SparseBytes;
 
@@ -33,7 +35,7 @@ struct Expected {
     model: Rc<Model>,
     begun: LogicalTime,
     /// What the model knows of bitmaps is about these.
-    bitmaps: Option<Pair>,
+    bitmaps: Option<BitmapPair>,
     what: String,
 }
 
@@ -42,7 +44,7 @@ struct Expected {
 pub(super) struct Expectations {
     shown: Vec<Expected>,
     /// Those whose bitmaps are in what clients use.
-    series: Vec<Series>,
+    series: Vec<BackupSeries>,
     /// All images, with their numbers on the disk.
     images: Vec<(String, usize)>,
 }
@@ -100,24 +102,52 @@ impl Expectations {
                     return Err(Failure::new(FailureKind::Audit, message));
                 }
             }
-            let disk = Disk::new(Mode::Instant);
-            let files = SimFiles::new(disk.clone());
-            let mut images = self.images.clone();
-            images.sort_by_key(|(_, number)| *number);
-            for (name, number) in &images {
-                files.add(name, contents[*number].clone());
-            }
-            let expected = self.clone();
+            let files = self.plug(Mode::Instant, contents);
             let lanes = Lanes::new(1, 0);
             let verified = lanes.run(
-                &disk,
+                &files.disk,
                 &mut Scheduler::new(0),
-                verify_all(files, expected),
+                verify_all(files.clone(), self.clone()),
                 &mut |_| true,
             );
             lanes.kill();
             verified?.unwrap_or(Ok(()))
         })
+    }
+
+    /// Starts again after a kill, over what has completed at `point` and what of the rest lands; gives the moment at which
+    /// the power fails while everything is looked at.
+    pub(super) fn outlive(&self, point: &CutPoint, rng: &mut Rng) -> Result<CutPoint, Failure> {
+        guarded(|| {
+            let files = self.plug(Mode::Scheduled, &point.durable);
+            let (completed, in_flight) = point.records.split_at(point.completed);
+            let landed = in_flight.iter().filter(|_| rng.chance(1, 2));
+            files.disk.land_unsynced(completed.iter().chain(landed));
+            let lanes = Lanes::new(1, rng.next_u64());
+            let most = *rng.pick(&[32, 256]);
+            let end = rng.below(most);
+            let verified = lanes.run(
+                &files.disk,
+                &mut Scheduler::new(rng.next_u64()),
+                verify_all(files.clone(), self.clone()),
+                &mut |step| step < end,
+            );
+            lanes.kill();
+            verified?.unwrap_or(Ok(()))?;
+            Ok(files.disk.cut_point())
+        })
+    }
+
+    /// The files on a disk of their own, with the numbers that they have.
+    fn plug(&self, mode: Mode, contents: &[SparseBytes]) -> Arc<SimFiles> {
+        let files = SimFiles::new(Disk::new(mode));
+        let mut images = self.images.clone();
+        images.sort_by_key(|(_, number)| *number);
+        for (name, number) in &images {
+            debug_assert_eq!(*number, files.disk.files(), "no file is taken away");
+            files.add(name, contents[*number].clone());
+        }
+        files
     }
 }
 
@@ -147,7 +177,7 @@ async fn verify_all(files: Arc<SimFiles>, all: Expectations) -> Result<(), Failu
             continue;
         }
         let failed = |error| Failure::error(FailureKind::Check, &name, &error);
-        let file = vellum_control::files::Files::open(&*files, &name, false).map_err(failed)?;
+        let file = vellum_graph::files::Files::open(&*files, &name, false).map_err(failed)?;
         let report = check(file, &CheckOptions::default())
             .await
             .map_err(failed)?;
@@ -170,7 +200,7 @@ async fn open(nodes: &Nodes, file: &str) -> vellum::Result<Arc<dyn BlockDevice>>
 }
 
 /// Fails unless the bitmap of a series calls all dirty that differs from the last backup.
-async fn check_bitmap(nodes: &Nodes, series: &Series) -> vellum::Result<Result<(), Failure>> {
+async fn check_bitmap(nodes: &Nodes, series: &BackupSeries) -> vellum::Result<Result<(), Failure>> {
     let (disk, last) = (
         open(nodes, &series.node).await?,
         open(nodes, &series.last).await?,

@@ -1,6 +1,7 @@
 //! What a read may see.
 
-use super::{Candidate, LogicalTime, Mismatch, Model};
+use super::Model;
+use super::sector::{Candidate, LogicalTime, Mismatch, pieces};
 use crate::pattern::{self, SECTOR_LEN, Value};
 use crate::sparse_bytes::SECTOR_BYTES;
 
@@ -98,21 +99,4 @@ impl Model {
         );
         Mismatch { sector, message }
     }
-}
-
-/// Cuts bytes at sector boundaries: (sector, offset in bytes, bytes).
-pub(super) fn pieces(offset_bytes: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, u64, &[u8])> {
-    let mut at = offset_bytes;
-    let mut rest = bytes;
-    std::iter::from_fn(move || {
-        if rest.is_empty() {
-            return None;
-        }
-        let take = rest.len().min((SECTOR_BYTES - at % SECTOR_BYTES) as usize);
-        let (part, later) = rest.split_at(take);
-        let piece = (at / SECTOR_BYTES, at, part);
-        at += take as u64;
-        rest = later;
-        Some(piece)
-    })
 }

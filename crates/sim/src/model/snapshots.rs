@@ -11,8 +11,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::reads::pieces;
-use super::{Candidate, LogicalTime, Mismatch, Model, Sector};
+use super::Model;
+use super::sector::{Candidate, LogicalTime, Mismatch, Sector, pieces};
 use crate::pattern::Value;
 use crate::sparse_bytes::SECTOR_BYTES;
 

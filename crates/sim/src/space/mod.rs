@@ -122,7 +122,7 @@ pub(crate) fn blocks_of(clusters: u64, cluster_bytes: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use vellum_control::measure::{MeasureSource, measure, settings};
+    use vellum_images::measure::{MeasureSource, measure, settings};
     use vellum_io::lane::block_on;
 
     use super::*;

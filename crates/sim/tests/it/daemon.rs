@@ -13,8 +13,8 @@ fn first_failure(settings: &Settings) -> (u64, Failure) {
 
 /// What a disk shows that does not hold what it should.
 fn is_loss(kind: FailureKind) -> bool {
-    use FailureKind::{Audit, Check, Content, Open};
-    matches!(kind, Audit | Check | Content | Open)
+    use FailureKind::{Audit, Bitmap, Check, Content, Open};
+    matches!(kind, Audit | Bitmap | Check | Content | Open)
 }
 
 #[test]

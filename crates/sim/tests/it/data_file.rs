@@ -41,6 +41,7 @@ fn a_raw_data_device_does_not_show_what_the_disk_gave_up() {
             schedule_seed: 8_686_001_758_923_413_356,
             crash: Some(Crash {
                 step: 21,
+                kill: Option::None,
                 cut: PowerCut {
                     kept: vec![SurvivingPart {
                         record: 0,

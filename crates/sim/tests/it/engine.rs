@@ -367,6 +367,7 @@ fn tables_that_a_crash_leaves_counted_too_often_can_be_amended() {
                 schedule_seed: 16_171_228_596_396_113_774,
                 crash: Some(Crash {
                     step: 22,
+                    kill: Option::None,
                     cut: PowerCut { kept: vec![] },
                 }),
             },
@@ -410,6 +411,7 @@ fn the_refcount_table_does_not_move_as_a_snapshot_of_nothing_comes_into_force() 
             schedule_seed: 1_698_509_022_606_955_041,
             crash: Some(Crash {
                 step: 25,
+                kill: Option::None,
                 cut: PowerCut {
                     kept: vec![SurvivingPart {
                         record: 2,
@@ -481,6 +483,7 @@ fn a_snapshot_goes_although_a_crash_left_its_table_counted_too_often() {
     let crash = |step| {
         Some(Crash {
             step,
+            kill: Option::None,
             cut: PowerCut { kept: vec![] },
         })
     };
@@ -561,6 +564,7 @@ fn nothing_is_built_on_a_header_that_a_failed_flush_has_lost() {
             schedule_seed: 9_008_624_742_614_551_613,
             crash: Some(Crash {
                 step: 16,
+                kill: Option::None,
                 cut: PowerCut {
                     kept: vec![SurvivingPart {
                         record: 1,

@@ -11,6 +11,7 @@ mod foreign;
 mod reach;
 mod resume;
 mod rules;
+mod shared_blocks;
 mod space;
 mod toy;
 mod write_log;

@@ -35,6 +35,20 @@ fn room_is_used_before_requests_fail() {
     });
 }
 
+/// Scenarios that got ENOSPC while free clusters held blocks: for a mapped hole, and for a cluster of its own.
+#[test]
+fn blocks_of_free_clusters_are_room() {
+    let explorer = Explorer {
+        space: true,
+        ..Explorer::new(engine())
+    };
+    for seed in [215, 2506] {
+        if let Err(found) = explorer.seed(seed, 1) {
+            panic!("seed {seed}: {}", found.failure);
+        }
+    }
+}
+
 /// Mirrors, backups, commits and streams into images in places of full size, and their guests.
 #[test]
 fn jobs_fit_into_places_of_full_size() {

@@ -2,7 +2,7 @@
 
 use vellum_sim::cut::{PowerCut, SurvivingPart};
 use vellum_sim::scenario::{
-    Backing, BitmapChange, Change, Crash, DataFile, FaultRates, ImageOptions, Op, Place,
+    Backing, BitmapChange, Change, Crash, DataFile, FaultRates, ImageOptions, Kill, Op, Place,
     PowerCycle, Preparation, Scenario, Step, WriteLog,
 };
 use vellum_sim::storage::SimFileOptions;
@@ -84,6 +84,7 @@ fn a_log_is_nobodys_only_once_the_bit_is_durably_gone() {
             schedule_seed: 9212381583693344264,
             crash: Some(Crash {
                 step: 131,
+                kill: Option::None,
                 cut: PowerCut {
                     kept: vec![SurvivingPart {
                         record: 1,
@@ -151,6 +152,58 @@ fn a_flush_covers_what_was_written_before_the_image_was_opened() {
             schedule_seed: 6_383_332_974_875_971_326,
             crash: Some(Crash {
                 step: 90,
+                kill: Option::None,
+                cut: PowerCut { kept: vec![] },
+            }),
+        }],
+    };
+    vellum_sim::replay(&vellum_sim::engine(), &scenario).unwrap();
+}
+
+/// A process is killed as it closes the image, with the log's last superblock in the page cache only: the next one must
+/// not take the log into use as if it were nobody's on disk as well.
+#[test]
+fn a_log_that_a_killed_process_gave_up_is_given_up_on_disk_before_it_is_used() {
+    let start = |op| Step::Start(op);
+    let kill = Kill {
+        landed: vec![],
+        steps: vec![
+            start(Op::Flush),
+            start(write(28_672, 3072, true)),
+            Step::Wait,
+            start(write(20_992, 2048, true)),
+            Step::Wait,
+            start(Op::Flush),
+        ],
+        schedule_seed: 12_991_775_446_728_720_323,
+        step: 10,
+    };
+    let scenario = Scenario {
+        image: ImageOptions {
+            write_log: WriteLog::File,
+            traits: SimFileOptions {
+                growable: false,
+                can_clone: false,
+                can_punch: false,
+                ..SimFileOptions::default()
+            },
+            ..ImageOptions::plain(31_744, 12)
+        },
+        setup: vec![
+            write(16_384, 4096, false),
+            Op::WriteCompressed {
+                offset: 16_384,
+                len: 8192,
+                fua: false,
+            },
+        ],
+        preparations: vec![],
+        cycles: vec![PowerCycle {
+            steps: vec![],
+            schedule_seed: 12_500_486_350_058_116_709,
+            crash: Some(Crash {
+                step: 14,
+                kill: Some(kill),
                 cut: PowerCut { kept: vec![] },
             }),
         }],

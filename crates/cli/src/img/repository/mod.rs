@@ -6,7 +6,7 @@ pub mod push;
 pub mod repo;
 
 use serde_json::{Value, json};
-use vellum_control::repository::Named;
+use vellum_graph::repository::Named;
 use vellum_repository::{DiskName, Manifest, Repository};
 
 use super::command::Failure;
@@ -14,7 +14,7 @@ use crate::size::human;
 
 /// An error of a repository, which names what it is about.
 fn told(error: &vellum::Error) -> String {
-    let text = vellum_control::error_text(error);
+    let text = vellum_options::error_text(error);
     match error.target_name() {
         Some(target) if !text.contains(target) => format!("{target}: {text}"),
         _ => text,
@@ -29,7 +29,7 @@ fn failed(error: vellum::Error) -> Failure {
 /// Takes the name of a repository, and of a disk in it, apart.
 fn named(name: &str) -> Result<Named, Failure> {
     Named::parse(name).map_err(|error| {
-        let why = vellum_control::error_text(&error);
+        let why = vellum_options::error_text(&error);
         Failure::Message(format!("Could not open '{name}': {why}"))
     })
 }

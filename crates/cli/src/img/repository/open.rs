@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use serde_json::json;
-use vellum_control::create::{self, CreateRequest};
+use vellum_images::create::{self, CreateRequest};
 use vellum_io::error::io_text;
 use vellum_io::lane;
 

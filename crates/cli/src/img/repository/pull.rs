@@ -6,17 +6,18 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
+use vellum_graph::repository::Named;
+use vellum_images::create;
+use vellum_io::error::io_text;
+use vellum_io::lane;
+use vellum_options::filename;
+use vellum_repository::PushId;
+use vellum_storage::{FileOptions, FileStorage};
 
 use super::super::command::{Command, Failure, Outcome, check_object, fail};
 use super::super::{convert, help, subcommand};
 use super::{find, named};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
-use vellum_control::repository::Named;
-use vellum_control::{create, filename};
-use vellum_io::error::io_text;
-use vellum_io::lane;
-use vellum_repository::PushId;
-use vellum_storage::{FileOptions, FileStorage};
 
 #[derive(Debug, Clone, Copy)]
 enum Opt {
@@ -196,7 +197,7 @@ fn like(path: &Path, unfinished: &Path) -> Result<Option<std::sync::Arc<FileStor
     };
     let text = |error: &std::io::Error| io_text(error);
     let opened = FileStorage::open(path, &FileOptions::default());
-    let held = opened.map_err(|error| vellum_control::error_text(&error))?;
+    let held = opened.map_err(|error| vellum_options::error_text(&error))?;
     fs::set_permissions(unfinished, before.permissions()).map_err(|error| text(&error))?;
     // Only root may give files away; others keep what they make.
     let _ = std::os::unix::fs::chown(unfinished, Some(before.uid()), Some(before.gid()));

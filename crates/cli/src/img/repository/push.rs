@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::sync::Arc;
 
 use vellum::BlockDevice;
-use vellum_control::repository::{Named, Tracking, dirty_of};
-use vellum_control::{CacheMode, ImageSpec, OpenFlags, open_device};
+use vellum_graph::open_device;
+use vellum_graph::repository::{Named, Tracking, dirty_of};
 use vellum_io::lane;
+use vellum_options::{CacheMode, ImageSpec, OpenFlags};
 use vellum_repository::{DiskName, PushId, PushOptions, Pushed, Repository, Since, push};
 
 use super::super::command::{

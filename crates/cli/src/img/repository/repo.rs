@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::json;
-use vellum_control::repository::Named;
+use vellum_graph::repository::Named;
 use vellum_io::lane;
 use vellum_repository::{
     Collected, GcOptions, Keep, Manifest, PruneOptions, TagName, Verified, gc, prune, remove_tag,
@@ -134,7 +134,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
 
 /// Whether a name says a tag; without, the newest disks of all tags are meant.
 fn has_tag(name: &str) -> bool {
-    vellum_control::repository::options(name).is_ok_and(|options| options.contains("tag"))
+    vellum_options::repository_name::options(name).is_ok_and(|options| options.contains("tag"))
 }
 
 /// A time as `30d`, `12h`, `15m`, `10s`.

@@ -7,12 +7,12 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use vellum::BlockDevice;
-use vellum_control::CacheMode;
-use vellum_control::create_options::asks_for_help;
 use vellum_format::stream::{Header, PRELUDE_BYTES};
 use vellum_io::error::io_text;
 use vellum_io::lane;
 use vellum_jobs::transfer::{Input, ReceiveError, ReceiveOptions, receive};
+use vellum_options::CacheMode;
+use vellum_options::create_options::asks_for_help;
 
 use super::super::command::{
     Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, number, one_name,

@@ -10,12 +10,13 @@ use std::sync::Arc;
 
 use vellum::BlockDevice;
 use vellum::qcow2::{AsQcow2, DirtyBitmap};
-use vellum_control::{CacheMode, OpenFlags, open_device};
 use vellum_format::stream::{Header, StreamId};
+use vellum_graph::open_device;
 use vellum_io::error::io_text;
 use vellum_io::lane;
 use vellum_jobs::Speed;
 use vellum_jobs::transfer::{SendError, SendOptions, Sent, send};
+use vellum_options::{CacheMode, OpenFlags};
 
 use super::super::command::{
     Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, number, one_name, open_failure,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use vellum::BlockDevice;
 use vellum::qcow2::DirtyBitmap;
-use vellum_control::layer_files::layer_files;
 use vellum_format::stream::payload_hash;
+use vellum_graph::layer_files::layer_files;
 use vellum_storage::SourceVersion;
 
 /// What is known of a source.

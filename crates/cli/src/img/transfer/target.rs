@@ -5,11 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vellum::{BlockDevice, ErrorKind};
-use vellum_control::create;
-use vellum_control::create_options::CreateSettings;
-use vellum_control::layer_files::layer_files;
-use vellum_control::{CacheMode, ImageSpec, OpenFlags, encryption, open_device};
 use vellum_format::stream::Header;
+use vellum_graph::layer_files::layer_files;
+use vellum_graph::{encryption, open_device};
+use vellum_images::create;
+use vellum_options::create_options::CreateSettings;
+use vellum_options::{CacheMode, ImageSpec, OpenFlags};
 
 use super::super::command::{Failure, fail, open_failure};
 use super::super::convert::make_target;

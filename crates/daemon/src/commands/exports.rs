@@ -1,0 +1,147 @@
+//! Commands about exports, and the server that they are served by.
+
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::future::select;
+use serde_json::{Value, json};
+use vellum_graph::nodes::unknown;
+use vellum_io::lane::sleep;
+use vellum_options::{Options, Scalar};
+
+use crate::daemon::Daemon;
+use crate::export::Removal;
+use crate::qmp::{Arguments, Failure, Outcome};
+
+use super::answers::{done, failed};
+
+/// So long does the removal of an export wait for its end.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(1);
+
+pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
+    add_by(&daemon, arguments.into_options()?).await
+}
+
+async fn add_by(daemon: &Daemon, options: Options) -> Outcome {
+    if let Some(why) = options
+        .get_text("node-name")
+        .and_then(|name| daemon.withheld(name))
+    {
+        return Err(Failure::new(why));
+    }
+    daemon
+        .wait_for_answers(&asked_for_bitmaps(&options))
+        .await?;
+    let mut parts = daemon.parts.lock().await;
+    parts.add_export(options).await.map_err(failed)?;
+    done()
+}
+
+/// The nodes whose images are asked for bitmaps that an export is to show.
+fn asked_for_bitmaps(options: &Options) -> Vec<String> {
+    let bitmaps = || options.keys().filter(|key| key.starts_with("bitmaps."));
+    let others = bitmaps().filter(|key| key.ends_with(".node"));
+    let own = bitmaps().take(1).map(|_| "node-name");
+    let names = own.chain(others).filter_map(|key| options.get_text(key));
+    names.map(str::to_owned).collect()
+}
+
+pub(super) async fn del(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let id = arguments.need_text("id")?;
+    let removal = take_mode(&mut arguments)?;
+    arguments.finish()?;
+    remove(&daemon, &id, removal).await
+}
+
+fn take_mode(arguments: &mut Arguments) -> Result<Removal, Failure> {
+    let modes = [("safe", Removal::Safe), ("hard", Removal::Hard)];
+    Ok(arguments.choice("mode", &modes)?.unwrap_or(Removal::Safe))
+}
+
+async fn remove(daemon: &Daemon, id: &str, removal: Removal) -> Outcome {
+    let mut parts = daemon.parts.lock().await;
+    let ended = parts.begin_removal(id, removal).map_err(failed)?;
+    drop(parts);
+    // Most have ended by then, and whoever asked may go on to remove the node. A disk that does
+    // not answer keeps no monitor waiting.
+    select(pin!(ended), pin!(sleep(REMOVAL_PATIENCE))).await;
+    done()
+}
+
+pub(super) async fn query(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
+    arguments.finish()?;
+    let parts = daemon.parts.lock().await;
+    let exports = parts.exports.list(&parts.nodes).into_iter();
+    let exports = exports.map(|export| {
+        json!({
+            "id": export.id,
+            "node-name": export.node,
+            "type": export.kind,
+            "shutting-down": export.shutting_down,
+        })
+    });
+    Ok(exports.collect::<Vec<Value>>().into())
+}
+
+pub(super) async fn nbd_server_start(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let address = take_address(arguments.need_object("addr")?)?;
+    let mut options = arguments.into_options()?;
+    options.set_group("addr", address);
+    let mut parts = daemon.parts.lock().await;
+    parts.add_server(options).map_err(failed)?;
+    parts.start_server();
+    done()
+}
+
+/// An address of the old form, `{"type": T, "data": {...}}`, flat as that of `--nbd-server`.
+fn take_address(mut address: Arguments) -> Result<Options, Failure> {
+    let kind = address.need_text("type")?;
+    let data = address.need_object("data")?;
+    address.finish()?;
+    let mut options = data.into_options()?;
+    options.set("type", Scalar::Text(kind));
+    Ok(options)
+}
+
+pub(super) async fn nbd_server_stop(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
+    arguments.finish()?;
+    let mut parts = daemon.parts.lock().await;
+    if parts.server.is_none() {
+        return Err(Failure::new("NBD server not running"));
+    }
+    parts.end_server().await;
+    done()
+}
+
+/// The older way to export: the name is the id, and the device a node.
+pub(super) async fn nbd_server_add(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let device = arguments.need_text("device")?;
+    let name = arguments.text("name")?.unwrap_or_else(|| device.clone());
+    let bitmap = arguments.text("bitmap")?;
+    if !daemon.parts.lock().await.nodes.contains(&device) {
+        return Err(unknown(&device).into());
+    }
+    let mut options = arguments.into_options()?;
+    if let Some(key) = options
+        .keys()
+        .find(|key| !matches!(*key, "description" | "writable"))
+    {
+        return Err(Failure::new(format!("Parameter '{key}' is unexpected")));
+    }
+    options.set_text("type", "nbd");
+    options.set_text("id", &*name);
+    options.set_text("name", name);
+    options.set_text("node-name", device);
+    if let Some(bitmap) = bitmap {
+        options.set_text("bitmaps.0", bitmap);
+    }
+    add_by(&daemon, options).await
+}
+
+pub(super) async fn nbd_server_remove(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let name = arguments.need_text("name")?;
+    let removal = take_mode(&mut arguments)?;
+    arguments.finish()?;
+    remove(&daemon, &name, removal).await
+}

@@ -1,0 +1,112 @@
+//! Commands that make and change nodes.
+
+use std::rc::Rc;
+
+use vellum_graph::nodes::{Changes, RequiredAccess, Turns, User};
+
+use crate::daemon::Daemon;
+use crate::qmp::{Arguments, Failure, Outcome};
+use crate::schema::check::{Notation, check_blockdev};
+
+use super::answers::{done, no_device};
+
+pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
+    let told = arguments.to_value();
+    check_blockdev(&told, Notation::Json).map_err(Failure::new)?;
+    let opening = daemon.nodes.open_new(arguments.into_options()?, Turns::Own);
+    let new = daemon.open_beside(opening).await?;
+    let parts = daemon.parts.lock().await;
+    daemon.show(new).await?;
+    // Users of an older node of that name were led elsewhere, those of this one were not.
+    told["node-name"]
+        .as_str()
+        .and_then(|name| parts.nodes.take_step(name));
+    done()
+}
+
+pub(super) async fn del(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let name = arguments.need_text("node-name")?;
+    arguments.finish()?;
+    daemon.parts.lock().await.nodes.check_removal(&name)?;
+    // A server may not answer for as long as it likes, and no other command waits for it.
+    daemon.nodes.flush_all(std::slice::from_ref(&name)).await;
+    let parts = daemon.parts.lock().await;
+    parts.nodes.check_removal(&name)?;
+    // The node goes whatever its end brings, as in QEMU: an error would say that it is there.
+    if let Err(error) = parts.nodes.close_root(&name).await {
+        parts.notices.of_loss(&name, &error);
+    }
+    done()
+}
+
+/// Makes a node, or every one, active or inactive.
+pub(super) async fn set_active(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let name = arguments.text("node-name")?;
+    let active = arguments.need_switch("active")?;
+    arguments.finish()?;
+    // They are opened anew.
+    let affected = daemon.nodes.affected_by_activity(name.as_deref(), active)?;
+    daemon.wait_for_answers(&affected).await?;
+    daemon.nodes.flush_all(&affected).await;
+    let parts = daemon.parts.lock().await;
+    let nodes = &parts.nodes;
+    let affected = nodes.affected_by_activity(name.as_deref(), active)?;
+    if !active && parts.exports.need_active(nodes, &affected) {
+        return Err(Failure::new(
+            "Failed to inactivate node: Operation not permitted",
+        ));
+    }
+    nodes.set_activity(&affected, active).await?;
+    done()
+}
+
+/// Makes durable what was written to a node, as its clients can ask for themselves.
+pub(super) async fn flush(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let name = arguments.need_text("node-name")?;
+    arguments.finish()?;
+    let device = daemon.parts.lock().await.nodes.device(&name)?;
+    if !device.info().read_only {
+        device.flush().await?;
+    }
+    done()
+}
+
+pub(super) async fn resize(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let device = arguments.text("device")?;
+    let node = arguments.text("node-name")?;
+    let size = arguments.need_number("size")?;
+    arguments.finish()?;
+    daemon.wait_for_answers(node.as_slice()).await?;
+    let parts = daemon.parts.lock().await;
+    let name = match (device, node) {
+        (Some(device), None) => {
+            return Err(no_device(&device));
+        }
+        (_, node) => node.unwrap_or_default(),
+    };
+    let device = parts.nodes.device(&name)?;
+    let Ok(size_bytes) = u64::try_from(size) else {
+        return Err(Failure::new("Parameter 'size' expects a >0 size"));
+    };
+    parts.nodes.check_free(&name)?;
+    if device.info().read_only && !parts.nodes.is_inactive(&name) {
+        return Err(Failure::new("Block node is read-only"));
+    }
+    let resizing = RequiredAccess {
+        role: "root".to_owned(),
+        changes: Changes::SIZE,
+        keeps: Changes::NONE,
+    };
+    // QEMU has a device of its own for it, which has no name.
+    let joined = parts
+        .nodes
+        .join(User::Export(String::new()), &name, resizing)?;
+    let resized = {
+        let _turn = parts.exports.size_turns().take(&*device).await;
+        parts.nodes.resize(&name, size_bytes).await
+    };
+    parts.nodes.leave(joined.id);
+    parts.exports.update_sizes().await;
+    resized?;
+    done()
+}

@@ -1,0 +1,231 @@
+//! Commands that make objects and drop them, and look at their properties and types.
+
+use std::rc::Rc;
+
+use serde_json::{Value, json};
+use vellum_graph::{secret, throttle_groups, tls};
+
+use crate::daemon::Daemon;
+use crate::daemon_state::DaemonState;
+use crate::objects::{TYPES, Type};
+use crate::qmp::{Arguments, Class, Failure, Outcome};
+
+use super::answers::{done, failed, no_device};
+
+/// Where objects stand.
+const FOLDER: &str = "/objects";
+/// Where character devices stand.
+const CHARDEVS: &str = "/chardevs";
+const CONTAINER: &str = "container";
+
+pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
+    let mut parts = daemon.parts.lock().await;
+    let options = arguments.into_options()?;
+    parts.add_object(options).map_err(failed)?;
+    done()
+}
+
+pub(super) async fn del(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let id = arguments.need_text("id")?;
+    arguments.finish()?;
+    let mut parts = daemon.parts.lock().await;
+    if parts.objects.remove(&id).map_err(failed)?
+        || secret::remove(&id)
+        || tls::remove(&id)
+        || throttle_groups::remove(&id)?
+    {
+        return done();
+    }
+    Err(Failure::new(format!("object '{id}' not found")))
+}
+
+/// The names of all objects.
+fn object_names(parts: &DaemonState) -> Vec<String> {
+    let kept = parts.objects.names().cloned();
+    let others = [throttle_groups::names(), secret::names(), tls::names()];
+    kept.chain(others.into_iter().flatten()).collect()
+}
+
+/// What a path leads to.
+enum Place {
+    /// A folder, and what stands in it with its type.
+    Folder(Vec<(String, String)>),
+    Object {
+        id: String,
+        kind: &'static str,
+    },
+    Chardev {
+        kind: String,
+    },
+}
+
+impl Place {
+    /// Takes `path` out.
+    async fn take(daemon: &Daemon, arguments: &mut Arguments) -> Result<Place, Failure> {
+        let path = arguments.need_text("path")?;
+        let parts = daemon.parts.lock().await;
+        let chardevs = || daemon.chardevs.kinds().into_iter();
+        let folder = |name: &str| (name.to_owned(), CONTAINER.to_owned());
+        let place = match path.as_str() {
+            "" | "/" => Place::Folder(["backend", "objects", "chardevs"].map(folder).into()),
+            "/backend" => Place::Folder(Vec::new()),
+            CHARDEVS => Place::Folder(chardevs().collect()),
+            FOLDER => {
+                let names = object_names(&parts).into_iter();
+                let typed = names.map(|id| {
+                    let kind = parts.object_type(&id).unwrap_or_default();
+                    (id, kind.to_owned())
+                });
+                Place::Folder(typed.collect())
+            }
+            path => {
+                let within = |folder| path.strip_prefix(folder)?.strip_prefix('/');
+                let id = within(FOLDER).unwrap_or(path);
+                let chardev = within(CHARDEVS).unwrap_or(path);
+                match parts.object_type(id) {
+                    Some(kind) => Place::Object {
+                        id: id.to_owned(),
+                        kind,
+                    },
+                    None => match chardevs().find(|(name, _)| name == chardev) {
+                        Some((_, kind)) => Place::Chardev { kind },
+                        None => return Err(no_device(path)),
+                    },
+                }
+            }
+        };
+        Ok(place)
+    }
+
+    fn kind(&self) -> &str {
+        match self {
+            Place::Folder(_) => CONTAINER,
+            Place::Object { kind, .. } => kind,
+            Place::Chardev { kind } => kind,
+        }
+    }
+}
+
+pub(super) async fn get(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let place = Place::take(&daemon, &mut arguments).await?;
+    let property = arguments.need_text("property")?;
+    arguments.finish()?;
+    if property == "type" {
+        return Ok(json!(place.kind()));
+    }
+    if let Place::Object { id, kind } = &place {
+        if *kind == throttle_groups::TYPE {
+            return Ok(throttle_groups::get(id, &property)?);
+        }
+        let parts = daemon.parts.lock().await;
+        if let Some(value) = parts.objects.get(id, &property) {
+            return Ok(value);
+        }
+        let declared = Type::find(kind).map(Type::properties).unwrap_or_default();
+        if declared.iter().any(|(name, _)| *name == property) {
+            // What is secret, or forgotten once the object is made.
+            return Err(Failure::new(format!(
+                "Property '{kind}.{property}' is not readable"
+            )));
+        }
+    }
+    Err(no_property(place.kind(), &property))
+}
+
+pub(super) async fn set(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let place = Place::take(&daemon, &mut arguments).await?;
+    let property = arguments.need_text("property")?;
+    let value = arguments.need_any("value")?;
+    arguments.finish()?;
+    if property == "type" {
+        return Err(not_writable(place.kind(), &property));
+    }
+    if let Place::Object { id, kind } = &place {
+        if *kind == throttle_groups::TYPE {
+            throttle_groups::set(id, &property, value)?;
+            return done();
+        }
+        let mut parts = daemon.parts.lock().await;
+        if parts.objects.get(id, &property).is_some() {
+            let Some(number) = value.as_u64() else {
+                return Err(Failure::new(format!(
+                    "Invalid parameter type for '{property}', expected: integer"
+                )));
+            };
+            return match parts.objects.set(id, &property, number) {
+                true => done(),
+                false => Err(not_writable(kind, &property)),
+            };
+        }
+        let declared = Type::find(kind).map(Type::properties).unwrap_or_default();
+        if declared.iter().any(|(name, _)| *name == property) {
+            return Err(not_writable(kind, &property));
+        }
+    }
+    Err(no_property(place.kind(), &property))
+}
+
+fn not_writable(kind: &str, property: &str) -> Failure {
+    Failure::new(format!("Property '{kind}.{property}' is not writable"))
+}
+
+fn no_property(kind: &str, property: &str) -> Failure {
+    Failure::new(format!("Property '{kind}.{property}' not found"))
+}
+
+pub(super) async fn list(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+    let place = Place::take(&daemon, &mut arguments).await?;
+    arguments.finish()?;
+    let mut listed = vec![property("type", "string")];
+    match &place {
+        Place::Folder(entries) => {
+            let children = entries.iter();
+            listed.extend(children.map(|(name, kind)| property(name, &format!("child<{kind}>"))));
+        }
+        other => listed.extend(properties_of(other.kind())),
+    }
+    Ok(Value::Array(listed))
+}
+
+fn properties_of(kind: &str) -> Vec<Value> {
+    let all = Type::find(kind).map(Type::properties).unwrap_or_default();
+    all.iter()
+        .map(|(name, kind)| property(name, kind))
+        .collect()
+}
+
+fn property(name: &str, kind: &str) -> Value {
+    json!({"name": name, "type": kind})
+}
+
+pub(super) async fn list_types(mut arguments: Arguments) -> Outcome {
+    let implements = arguments.text("implements")?;
+    let with_abstract = arguments.switch("abstract")?.unwrap_or(false);
+    arguments.finish()?;
+    let is_listed = |one: &&Type| {
+        let implemented = implements.as_deref();
+        (with_abstract || !one.is_abstract) && implemented.is_none_or(|name| one.implements(name))
+    };
+    let listed = TYPES.iter().filter(is_listed).map(|one| {
+        let mut told = json!({"name": one.name, "parent": one.parent});
+        if one.is_abstract {
+            told["abstract"] = json!(true);
+        }
+        told
+    });
+    Ok(listed.collect())
+}
+
+pub(super) async fn list_properties(mut arguments: Arguments) -> Outcome {
+    let name = arguments.need_text("typename")?;
+    arguments.finish()?;
+    if Type::find(&name).is_none() && name != "object" {
+        return Err(Failure::of(
+            Class::DeviceNotFound,
+            format!("Class '{name}' not found"),
+        ));
+    }
+    let mut listed = vec![property("type", "string")];
+    listed.extend(properties_of(&name));
+    Ok(Value::Array(listed))
+}

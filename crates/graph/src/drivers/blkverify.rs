@@ -1,0 +1,30 @@
+//! `blkverify`: an image and a raw copy that must agree.
+
+use std::sync::Arc;
+
+use vellum::Result;
+use vellum_options::{Options, filename};
+use vellum_storage::nodes::verify::VerifyStorage;
+
+use crate::file_node::CommonOptions;
+use crate::graph::{OpenContext, OpenedNode, Role, child, refuse_unknown};
+
+pub(super) async fn open(
+    mut options: Options,
+    _common: CommonOptions,
+    around: OpenContext,
+) -> Result<OpenedNode> {
+    // A name without a prefix is that of the image: the rest was said in options.
+    if let Some(name) = options.take_text("filename")? {
+        for (key, value) in filename::node_options(&name)?.iter() {
+            options.set(&format!("test.file.{key}"), value.clone());
+        }
+    }
+    let raw = child(&mut options, "raw", Role::Protocol, &around).await?;
+    let test = child(&mut options, "test", Role::Image, &around).await?;
+    refuse_unknown(&options, "blkverify")?;
+    let storage = VerifyStorage::new(raw.storage(), test.storage(), around.flags.warn);
+    let mut opened = test.filter("blkverify", Arc::new(storage));
+    opened.files.extend(raw.files);
+    Ok(opened)
+}

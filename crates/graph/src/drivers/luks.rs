@@ -1,0 +1,55 @@
+//! `luks`: the payload of a volume, whose header may stand apart from it.
+
+use std::sync::Arc;
+
+use vellum::luks::{LuksDevice, LuksOptions};
+use vellum::{BlockDevice, Result, Storage};
+use vellum_options::{OpenFlags, Options};
+
+use crate::encryption::needed_passphrase;
+use crate::file_node::FileUse;
+use crate::graph::{OpenContext, Role, invalid, optional_child};
+
+/// Opens the volume in `file` with what is left of a node's options.
+pub(crate) async fn open(
+    file: Arc<dyn Storage>,
+    mut options: Options,
+    around: &OpenContext,
+) -> Result<Arc<dyn BlockDevice>> {
+    let header = take_header(&mut options, around).await?;
+    let id = options.take_text("key-secret")?;
+    if let Some(key) = options.keys().next() {
+        return Err(invalid(format!(
+            "Block format 'luks' does not support the option '{key}'"
+        )));
+    }
+    let passphrase = needed_passphrase(id, &around.flags)?;
+    let options = LuksOptions::default()
+        .read_only(!around.flags.writable)
+        .passphrase(passphrase)
+        .header(header)
+        .metadata_only(around.flags.metadata_only || around.flags.no_data);
+    Ok(LuksDevice::open(file, options).await?)
+}
+
+/// What holds a header that stands apart from its payload (`header`). It is only read.
+async fn take_header(
+    options: &mut Options,
+    around: &OpenContext,
+) -> Result<Option<Arc<dyn Storage>>> {
+    let around = OpenContext {
+        flags: OpenFlags {
+            writable: false,
+            ..around.flags.clone()
+        },
+        ..around.clone()
+    };
+    let header = optional_child(options, "header", Role::Protocol, &around).await?;
+    match header {
+        Some(header) => header
+            .into_storage(&around.flags, FileUse::Format)
+            .await
+            .map(Some),
+        None => Ok(None),
+    }
+}

@@ -1,0 +1,23 @@
+//! The drivers of files on other machines in a build without them: every use is refused.
+
+use vellum::{Error, ErrorKind, Result};
+use vellum_options::Options;
+
+use crate::file_node::CommonOptions;
+use crate::graph::{OpenContext, OpenedNode};
+
+pub(super) async fn open(
+    driver: &'static str,
+    _options: Options,
+    _common: CommonOptions,
+    _around: OpenContext,
+) -> Result<OpenedNode> {
+    let feature = match driver {
+        "http" | "https" | "cache" => "remote",
+        "rbd" => "rbd",
+        "ssh" => "ssh",
+        _ => "s3",
+    };
+    let message = format!("The protocol '{driver}' requires a build with the feature '{feature}'");
+    Err(Error::new(ErrorKind::Unsupported, "open", message))
+}

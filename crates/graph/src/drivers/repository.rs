@@ -1,0 +1,29 @@
+//! `repository`: a disk in a repository, to be read.
+
+use vellum::Result;
+use vellum_options::Options;
+use vellum_options::repository_name::DRIVER;
+use vellum_repository::{Repository, RepositoryStorage};
+
+use crate::file_node::CommonOptions;
+use crate::graph::{OpenContext, OpenedNode};
+use crate::repository::{self};
+
+pub(super) async fn open(
+    mut options: Options,
+    common: CommonOptions,
+    _around: OpenContext,
+) -> Result<OpenedNode> {
+    if common.writable {
+        return Err(repository::refuse_writes());
+    }
+    let push = repository::take_push(&mut options)?;
+    let disk = repository::take_disk(&mut options)?;
+    let objects = repository::take_objects(&mut options)?;
+    let opened = Repository::open(objects).await?;
+    let storage = RepositoryStorage::open(&opened, &disk).await?;
+    if push.is_some_and(|push| push != storage.manifest().push) {
+        return Err(repository::another_disk(&disk));
+    }
+    Ok(OpenedNode::remote(DRIVER, storage))
+}

@@ -1,0 +1,33 @@
+//! `throttle`: requests keep the limits of a [group](crate::throttle_groups).
+
+use std::sync::Arc;
+
+use vellum::Result;
+use vellum_options::Options;
+use vellum_storage::nodes::throttle::ThrottleStorage;
+
+use crate::file_node::CommonOptions;
+use crate::graph::{OpenContext, OpenedNode, Role, exchangeable_child, invalid, refuse_unknown};
+use crate::throttle_groups;
+
+pub(super) async fn open(
+    mut options: Options,
+    _common: CommonOptions,
+    around: OpenContext,
+) -> Result<OpenedNode> {
+    let name = options.take_text("throttle-group")?;
+    let file = exchangeable_child(&mut options, "file", Role::Protocol, &around).await?;
+    refuse_unknown(&options, "throttle")?;
+    let Some(name) = name else {
+        // The monitor looks at the options before the driver does.
+        return Err(invalid(match around.place.names_all() {
+            true => "Parameter 'throttle-group' is missing",
+            false => "Please specify a throttle group",
+        }));
+    };
+    let group = throttle_groups::find(&name)?;
+    let storage = Arc::new(ThrottleStorage::new(file.storage(), group));
+    let node = around.place.parent.as_deref().unwrap_or_default();
+    throttle_groups::note(node, &storage);
+    Ok(file.filter("throttle", storage))
+}

@@ -1,0 +1,52 @@
+//! The graph: from what a user writes to block devices that stand on each other, and change while they are used.
+//!
+//! An image as a user names it ([`vellum_options::ImageSpec`]), with how to use it ([`vellum_options::OpenFlags`]), becomes a
+//! device by [`open_device`]. What an image itself names (its backing file, its data file) goes through the gate of this crate.
+//!
+//! Invariant: messages are QEMU's where QEMU has some.
+#![deny(clippy::missing_errors_doc)]
+
+#[cfg(feature = "tls")]
+mod authz;
+pub mod backing;
+mod cache_cleaner;
+mod checksums;
+mod compressing;
+pub mod config;
+pub mod display;
+pub mod drivers;
+pub mod encryption;
+pub mod file_node;
+pub mod files;
+pub mod foreign;
+pub mod gate;
+pub mod graph;
+mod keyring;
+pub mod layer_files;
+pub mod node_bitmap;
+pub mod nodes;
+pub mod open;
+pub mod ova;
+pub mod probe;
+pub mod probed_raw;
+mod qcow2_node;
+pub mod qemu_repair;
+pub mod reopen;
+pub mod repository;
+pub mod secret;
+pub mod stderr;
+pub mod throttle_groups;
+#[cfg(feature = "tls")]
+pub mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "no_tls.rs"]
+pub mod tls;
+pub mod wrap;
+mod write_log;
+
+pub use checksums::own_beside as checksums_beside;
+pub use config::CONFIG_HELP;
+pub use drivers::driver_names;
+pub use drivers::option_names;
+pub use nodes::Nodes;
+pub use open::{open_device, open_device_with};
