@@ -1,51 +1,19 @@
 //! Flushes, the first change and the last one, and what has to be alone with the image.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-use async_lock::Mutex;
-use vellum::{Error, ErrorKind, Result, ZeroRequest};
-use vellum_io::finish_all;
-use vellum_storage::Event;
-
-use super::Core;
+use super::core::Core;
 use crate::fields;
 use crate::layout::Layout;
+
+use std::sync::atomic::Ordering;
+use vellum::{Error, ErrorKind, Result};
+use vellum_io::finish_all;
+use vellum_storage::Event;
 
 /// Tables that wait for a flush take at most about so much memory.
 const MAX_CHANGED_BYTES: u64 = 4 << 20;
 
 /// Flushes of files run side by side up to so many.
 const FILES_AT_ONCE: usize = 16;
-
-/// Who writes tables, one at a time. `C`: what a layout gives out to be written.
-#[derive(Debug)]
-pub(super) struct Commits<C> {
-    /// What a commit has taken and had no room for, to be written by the next one. The data that it leads to
-    /// is durable.
-    unwritten: Mutex<Option<C>>,
-    /// The last commit had no room.
-    lacks_room: AtomicBool,
-    /// How many commits were begun: one that was begun after a flush was asked for serves that one, too.
-    begun: AtomicU64,
-    /// How many have ended well, as `begun` counts.
-    ended: AtomicU64,
-    /// [`Layout::begin_changes`] has ended.
-    changing: AtomicBool,
-    first: Mutex<()>,
-}
-
-impl<C> Default for Commits<C> {
-    fn default() -> Self {
-        Commits {
-            unwritten: Mutex::new(None),
-            lacks_room: AtomicBool::default(),
-            begun: AtomicU64::default(),
-            ended: AtomicU64::default(),
-            changing: AtomicBool::default(),
-            first: Mutex::default(),
-        }
-    }
-}
 
 impl<L: Layout> Core<L> {
     /// Sees to it that the format knows of changes before there are any.
@@ -175,47 +143,5 @@ impl<L: Layout> Core<L> {
         })?;
         self.inflated.forget_all();
         Ok(())
-    }
-
-    pub(super) async fn resize(&self, size_bytes: u64) -> Result<()> {
-        let _alone = self.changes.alone().await;
-        self.check_changeable()?;
-        if !self.layout.can_resize() {
-            let message = "Image format driver does not support resize";
-            return Err(self.error(ErrorKind::Unsupported, "resize", message));
-        }
-        if !size_bytes.is_multiple_of(512) {
-            let message = "Invalid image size specified";
-            return Err(
-                Error::new(ErrorKind::InvalidArgument, "resize", message).target(&*self.name)
-            );
-        }
-        self.layout.check_size(size_bytes)?;
-        self.begin_changes().await?;
-        self.hide_backing(size_bytes).await?;
-        self.commit().await?;
-        let resized = self.layout.resize(size_bytes).await;
-        resized.inspect_err(|error| match error.kind() {
-            // Nothing was begun.
-            ErrorKind::Unsupported | ErrorKind::InvalidArgument => {}
-            _ => self.fail_stop(error),
-        })
-    }
-
-    /// What a resize brings into being is zeroes, whatever a longer backing file has there. They come
-    /// before the size: whatever interrupts it, the guest never sees what is below.
-    async fn hide_backing(&self, size_bytes: u64) -> Result<()> {
-        let before_bytes = self.layout.size_bytes();
-        let below_bytes = self.backing.as_ref().map_or(0, |below| below.size_bytes());
-        let hidden_end = below_bytes.min(size_bytes);
-        if hidden_end <= before_bytes {
-            return Ok(());
-        }
-        let hidden_bytes = hidden_end - before_bytes;
-        self.coming_bytes.store(size_bytes, Ordering::Release);
-        let request = ZeroRequest::default();
-        let zeroed = self.write_zeroes(before_bytes, hidden_bytes, request).await;
-        self.coming_bytes.store(0, Ordering::Release);
-        zeroed
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vellum::{BlockDevice, ErrorKind, Io, Result, Storage};
 
-use super::Core;
+use super::core::Core;
 use crate::facts::{BackingName, Facts};
 use crate::layout::Layout;
 

@@ -4,7 +4,7 @@ use vellum::{Buffer, Buffers, Io, Result, Storage};
 use vellum_io::finish_all;
 use vellum_storage::{Event, WriteFlags, ZeroFlags};
 
-use super::Core;
+use super::core::Core;
 use crate::layout::{Layout, NewBlock, Place};
 
 /// Requests of one plan that run side by side.

@@ -1,80 +1,20 @@
 //! Reads.
 
-use std::sync::Arc;
-
-use parking_lot::Mutex;
-use vellum::{Buffer, Buffers, Io, Result};
-use vellum_io::finish_all;
-use vellum_storage::Event;
-
-use super::Core;
+use super::core::Core;
 use super::plan::Spot;
 use crate::inflations::Content;
 use crate::layout::{Layout, Place, Run};
+
+use std::sync::Arc;
+use vellum::{Buffer, Buffers, Io, Result};
+use vellum_io::finish_all;
+use vellum_storage::Event;
 
 /// Runs of one request that are read side by side.
 const RUNS_AT_ONCE: usize = 32;
 
 /// Blocks that one lookup goes over at most.
 const MOST_BLOCKS: u64 = 512;
-
-/// What blocks that are being inflated may take in memory, in bytes. One may always be.
-const INFLATED_BYTES: u64 = 64 << 20;
-
-/// Blocks of this size that are inflated at a time.
-pub(super) fn most_inflations(block_bytes: u64) -> usize {
-    (INFLATED_BYTES / block_bytes.max(1)) as usize
-}
-
-/// The block that was inflated last: requests smaller than a block come in order more often than not.
-#[derive(Debug, Default)]
-pub(super) struct Inflated(Mutex<Last>);
-
-#[derive(Debug, Default)]
-struct Last {
-    /// How often a block was forgotten.
-    generation: u64,
-    block: Option<(u64, Content)>,
-}
-
-impl Inflated {
-    /// The content of a block, or else what [`Inflated::put`] has to be told with it.
-    fn get(&self, offset_bytes: u64) -> std::result::Result<Content, u64> {
-        let last = self.0.lock();
-        match &last.block {
-            Some((at, content)) if *at == offset_bytes => Ok(content.clone()),
-            _ => Err(last.generation),
-        }
-    }
-
-    /// Keeps a block that was inflated since `generation`, unless some block has got another place since.
-    fn put(&self, generation: u64, offset_bytes: u64, content: &Content) {
-        let mut last = self.0.lock();
-        if last.generation == generation {
-            last.block = Some((offset_bytes, content.clone()));
-        }
-    }
-
-    /// Forgets whatever there is: all blocks were given up.
-    pub(super) fn forget_all(&self) {
-        let mut last = self.0.lock();
-        last.generation += 1;
-        last.block = None;
-    }
-
-    /// Forgets a block, whose place has changed.
-    pub(super) fn forget(&self, offset_bytes: u64) {
-        let mut last = self.0.lock();
-        last.generation += 1;
-        if last
-            .block
-            .as_ref()
-            .is_some_and(|(at, _)| *at == offset_bytes)
-        {
-            last.block = None;
-        }
-    }
-}
 
 /// One run: the storage's own request is what is waited for.
 pub(super) fn read<L: Layout>(

@@ -2,7 +2,7 @@
 
 use vellum::{Extent, ExtentKind, HostLocation, Result};
 
-use super::Core;
+use super::core::Core;
 use crate::layout::{Layout, Place};
 
 impl<L: Layout> Core<L> {

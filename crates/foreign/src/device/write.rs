@@ -1,29 +1,22 @@
 //! Writes: in place, or to blocks that are made for them.
 
-use std::ops::Range;
-use std::sync::Arc;
-
-use vellum::{Buffer, ErrorKind, RequestFlags, Result, Storage};
-use vellum_io::range_lock::Mode;
-
-use super::Core;
+use super::core::Core;
 use super::plan::{Owner, Plan, Spot};
 use crate::layout::{Layout, NewBlock, Place};
+use std::ops::Range;
+use vellum::{Buffer, ErrorKind, RequestFlags, Result};
+use vellum_io::range_lock::Mode;
 
 /// Blocks up to this size are written in one piece with what is around the guest's bytes.
 const ONE_PIECE_BYTES: u64 = 64 << 10;
+
 /// As [`ONE_PIECE_BYTES`] where the block holds something already.
 const ONE_COPY_BYTES: u64 = 1 << 20;
+
 /// What is written at the end of a new block that is not written whole, so that the file has all of it.
 const LAST_BYTES: u64 = 512;
 
 impl<L: Layout> Core<L> {
-    pub(super) fn file(&self, index: usize) -> Result<&Arc<dyn Storage>> {
-        let message = "the image has no such file";
-        let file = self.layout.files().get(index);
-        file.ok_or_else(|| self.error(ErrorKind::Corrupt, "open", message))
-    }
-
     pub(super) async fn write(
         &self,
         offset_bytes: u64,

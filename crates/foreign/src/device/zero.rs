@@ -6,7 +6,7 @@ use vellum::{Buffer, Result, ZeroRequest};
 use vellum_io::range_lock::Mode;
 use vellum_storage::ZeroFlags;
 
-use super::Core;
+use super::core::Core;
 use super::plan::Spot;
 use crate::layout::{Layout, Place};
 
