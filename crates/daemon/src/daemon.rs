@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use vellum_export::nbd::Stop;
-use vellum_graph::nodes::{NewNode, Nodes};
+use vellum_graph::live::{NewNode, Nodes};
 
 use crate::askers::Askers;
 use crate::chardev::{Chardev, Chardevs};

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::json;
 use vellum_export::nbd::Exports;
-use vellum_graph::nodes::Nodes;
+use vellum_graph::live::Nodes;
 use vellum_graph::{secret, throttle_groups, tls};
 use vellum_options::Options;
 

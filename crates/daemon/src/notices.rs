@@ -18,7 +18,7 @@ use vellum::Error;
 use vellum::nodes::{QuorumOperation, QuorumReport};
 use vellum_export::RoomNotice;
 use vellum_export::accounting::{FailedRequest, Operation};
-use vellum_graph::nodes::NodeNotice;
+use vellum_graph::live::NodeNotice;
 use vellum_io::error::errno_text;
 use vellum_io::lane;
 
@@ -227,8 +227,9 @@ mod tests {
     use std::rc::Rc;
     use std::time::Duration;
 
-    use super::*;
     use crate::events::Listener;
+
+    use super::*;
 
     fn posted(notices: &Notices) -> Vec<Posted> {
         notices.take_ready().0

@@ -10,7 +10,7 @@
 use std::ops::{Deref, DerefMut};
 
 use futures_util::lock::{Mutex, MutexGuard};
-use vellum_graph::nodes::{Nodes, Turn};
+use vellum_graph::live::{Nodes, Turn};
 
 use crate::daemon_state::DaemonState;
 

@@ -11,14 +11,15 @@ use std::sync::atomic::Ordering;
 use event_listener::Event;
 use serde_json::{Value, json};
 use vellum::BlockDevice;
-use vellum_graph::nodes::ShownBitmap;
-use vellum_graph::nodes::testing::World;
+use vellum_graph::live::ShownBitmap;
+use vellum_graph::testing::World;
 use vellum_io::lane::{block_on, yield_now};
 use vellum_io::{Buffer, spawn};
 use vellum_storage::nodes::debug::HasDebugger;
 
-use super::*;
 use crate::qmp::Arguments;
+
+use super::*;
 
 /// What has happened.
 #[derive(Default)]

@@ -8,33 +8,32 @@
 
 #[cfg(feature = "tls")]
 mod authz;
-pub mod backing;
 mod cache_cleaner;
+pub mod change;
 mod checksums;
 mod compressing;
 pub mod config;
+mod device;
 pub mod display;
 pub mod drivers;
 pub mod encryption;
-pub mod file_node;
 pub mod files;
-pub mod foreign;
-pub mod gate;
-pub mod graph;
 mod keyring;
 pub mod layer_files;
+pub mod live;
+pub mod node;
 pub mod node_bitmap;
-pub mod nodes;
 pub mod open;
 pub mod ova;
 pub mod probe;
 pub mod probed_raw;
-mod qcow2_node;
 pub mod qemu_repair;
 pub mod reopen;
 pub mod repository;
 pub mod secret;
 pub mod stderr;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod throttle_groups;
 #[cfg(feature = "tls")]
 pub mod tls;
@@ -46,7 +45,7 @@ mod write_log;
 
 pub use checksums::own_beside as checksums_beside;
 pub use config::CONFIG_HELP;
-pub use drivers::driver_names;
+pub use device::{ImageFile, check_options, open_device, open_device_with, open_file};
 pub use drivers::option_names;
-pub use nodes::Nodes;
-pub use open::{open_device, open_device_with};
+pub use drivers::{driver_names, foreign};
+pub use live::Nodes;

@@ -8,7 +8,7 @@ use vellum::qcow2::{AsQcow2, BitmapOptions, BitmapView, Bitmaps, DirtyBitmap, Me
 use vellum::{Error, ErrorKind, Result};
 
 use crate::Nodes;
-use crate::nodes::unknown_node;
+use crate::node::errors::unknown_node;
 
 /// A bitmap by its name, wherever it is.
 #[derive(Debug, Clone)]

@@ -8,27 +8,25 @@ pub use vellum_foreign::ova::{
 };
 use vellum_options::{OpenFlags, Options};
 
-use crate::file_node::FileUse;
-use crate::gate::FilePolicy;
-use crate::graph::{self, OpenContext, Role};
-use crate::open::Ancestry;
+use crate::node::file_node::FileUse;
+use crate::node::origin::Role;
+use crate::node::policy::FilePolicy;
+use crate::open::context::OpenContext;
+use crate::open::node::open_node;
 
 /// Opens a package, to see what is in it.
 ///
 /// # Errors
 /// What opening the file says; for what is no package.
 pub async fn open_package(path: &str, force_share: bool) -> Result<Package> {
-    let around = OpenContext {
-        flags: OpenFlags {
-            force_share,
-            ..OpenFlags::default()
-        },
-        policy: FilePolicy::Any,
-        place: Ancestry::default(),
+    let flags = OpenFlags {
+        force_share,
+        ..OpenFlags::default()
     };
+    let around = OpenContext::alone(flags, FilePolicy::Any);
     let mut options = Options::new();
     options.set_text("filename", path);
-    let file = graph::open(options, Role::Protocol, &around).await?;
+    let file = open_node(options, Role::Protocol, &around).await?;
     let file = file.into_storage(&around.flags, FileUse::Raw).await?;
     Package::open(file).await
 }

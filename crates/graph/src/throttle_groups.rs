@@ -13,7 +13,7 @@ use vellum_storage::nodes::throttle::{
     Lifted, Limit, ThrottleGroup, ThrottleLimits, ThrottleStorage, ThrottleWaits,
 };
 
-use crate::graph::invalid;
+use crate::node::errors::invalid;
 use crate::secret;
 
 /// QEMU's name of the type.

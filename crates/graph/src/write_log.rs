@@ -17,7 +17,7 @@ use vellum::{Error, ErrorKind, Result, Storage};
 use vellum_options::{OpenFlags, Options, Scalar, filename};
 use vellum_storage::AsFile;
 
-use crate::file_node::{self, FileUse};
+use crate::node::file_node::{self, FileUse};
 
 /// What the name of an image is made longer by for that of a log beside it.
 const SUFFIX: &str = ".vlog";

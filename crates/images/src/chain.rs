@@ -4,9 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use vellum::{BlockDevice, Error, ErrorKind, Result};
+use vellum_graph::node::backing_name;
 use vellum_options::{ImageSpec, Options, Source, filename};
-
-use vellum_graph::backing;
 
 /// The image `name` in the chain below `top`, and how far below it stands.
 pub fn find_backing(top: &Arc<dyn BlockDevice>, name: &str) -> Option<(u32, Arc<dyn BlockDevice>)> {
@@ -24,7 +23,7 @@ pub fn find_backing(top: &Arc<dyn BlockDevice>, name: &str) -> Option<(u32, Arc<
 
 /// Whether `name` means the image `below`, seen from the one above it.
 fn is_named(above: &Arc<dyn BlockDevice>, below: &Arc<dyn BlockDevice>, name: &str) -> bool {
-    let Some(stored) = backing::named(&**above).name else {
+    let Some(stored) = backing_name::named(&**above).name else {
         // Options put it there: only its own name is known, and that says less than the options
         // where a server is asked (which one, as whom).
         return filename::protocol(name).is_none() && below.info().name == name;
@@ -58,7 +57,7 @@ pub fn find_backing_by_name_alone(
         if is_named(&above, &below, name) {
             return Ok(Some(below));
         }
-        let stored = backing::named(&*above).name.unwrap_or_default();
+        let stored = backing_name::named(&*above).name.unwrap_or_default();
         if stored.starts_with("json:") {
             break;
         }
@@ -106,7 +105,7 @@ fn names_a_file(key: &str) -> bool {
 
 /// The backing file that an image names.
 fn named_in(image: &Arc<dyn BlockDevice>) -> Result<ImageSpec> {
-    let named = backing::named(&**image);
+    let named = backing_name::named(&**image);
     let name = named.name.ok_or_else(|| cannot_reopen(image))?;
     let full = filename::resolve(&image.info().name, &name)?;
     Ok(ImageSpec::filename(full).with_format(named.format.as_deref()))

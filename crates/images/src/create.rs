@@ -8,9 +8,8 @@ mod qcow2;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use vellum::Preallocation;
 use vellum::qcow2::create::CreateOptions;
-use vellum::{Buffer, Buffers, Error, ErrorKind, Result, Storage};
+use vellum::{Buffer, Buffers, Error, ErrorKind, Preallocation, Result, Storage};
 use vellum_format::header::CompressionType;
 use vellum_options::create_options::{CreateSettings, OptionDescription};
 use vellum_options::{
@@ -26,9 +25,8 @@ use crate::created_elsewhere;
 pub use other_files::other_files;
 use own_file::{refuse_own_file, refuse_own_files};
 pub use qcow2::ShortStorage;
-use vellum_graph::open::open_file;
 use vellum_graph::probe::is_format_name;
-use vellum_graph::{checksums_beside, encryption, foreign, open_device};
+use vellum_graph::{checksums_beside, encryption, foreign, open_device, open_file};
 
 const SECTOR_BYTES: u64 = 512;
 

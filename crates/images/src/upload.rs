@@ -51,7 +51,7 @@ pub fn target(name: &str) -> Result<Option<UploadTarget>> {
 #[cfg(feature = "s3")]
 fn made(driver: &str, options: &mut Options) -> Result<UploadTarget> {
     let object = vellum_graph::drivers::object_options(driver, options)?;
-    vellum_graph::graph::refuse_unknown(options, driver)?;
+    vellum_graph::node::errors::refuse_unknown(options, driver)?;
     let file = tempfile::tempfile().map_err(|error| {
         let folder = std::env::temp_dir();
         let why = vellum_io::error::io_text(&error);

@@ -5,29 +5,29 @@ use std::io::IsTerminal;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use vellum::qcow2::AsQcow2;
 use vellum::qcow2::check::{
     CheckOptions, CheckReport, Finding, FindingKind, Fix, check, cut_short, drop_write_log, repair,
 };
 use vellum::qcow2::checksums::name_of_checksums;
 use vellum::qcow2::info::live_write_log;
-use vellum::qcow2::read_header;
+use vellum::qcow2::{AsQcow2, read_header};
 use vellum::{BlockDevice, Error, Storage};
 use vellum_format::features::{Autoclear, Incompatible};
-use vellum_graph::gate::FilePolicy;
+use vellum_graph::node::policy::FilePolicy;
 use vellum_graph::{foreign, open_device};
 use vellum_io::error::errno_text;
 use vellum_io::lane;
 use vellum_options::{CacheMode, ImageSpec, OpenFlags, json};
 
-use super::command::{Command, Failure, Outcome, cache_mode, fail, open_failure, reading};
-use super::common::{self, CommonArgs};
-use super::{help, ova};
 use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::output::Output;
 use crate::progress::{Progress, SharedProgress};
 use crate::report;
 use crate::terminal::{harmless, quoted};
+
+use super::command::{Command, Failure, Outcome, cache_mode, fail, open_failure, reading};
+use super::common::{self, CommonArgs};
+use super::{help, ova};
 
 type Opt = common::Opt<Own>;
 

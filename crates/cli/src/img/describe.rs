@@ -5,13 +5,12 @@ use std::os::unix::fs::MetadataExt;
 
 use serde_json::{Map, Value, json};
 use vellum::Result;
-use vellum::luks::AsLuks;
-use vellum::luks::LuksHeader;
+use vellum::luks::{AsLuks, LuksHeader};
 use vellum::qcow2::info::{ImageInfo, SnapshotInfo};
 use vellum::qcow2::seal::SealInfo;
 use vellum_graph::display::{child_keys, display_name, is_optional};
 use vellum_graph::foreign::{self, Fact, Facts};
-use vellum_graph::open;
+use vellum_graph::{ImageFile, check_options, open_device, open_file};
 use vellum_images::format_specific::{bitmap, foreign_members, luks_members, object, snapshot};
 use vellum_images::minisign;
 use vellum_options::filename::{self, without_passwords};
@@ -66,7 +65,7 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
         force_share,
         ..OpenFlags::default()
     };
-    let file = open::open_file(spec, &flags).await?;
+    let file = open_file(spec, &flags).await?;
     let mut node = Description {
         filename: without_passwords(&display_name(spec, file.format)).into_owned(),
         file_name: file.storage.name().to_owned(),
@@ -88,10 +87,10 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
     drop(file);
     if let Some(info) = info {
         // The driver's options are checked although nothing here needs them.
-        open::check_options(spec, &flags).await?;
+        check_options(spec, &flags).await?;
         node.describe_qcow2(info);
     } else if is_format {
-        let device = open::open_device(spec, &flags).await?;
+        let device = open_device(spec, &flags).await?;
         node.size_bytes = device.size_bytes();
         let luks = device.as_luks();
         node.luks = luks.map(|luks| ((*luks.header()).clone(), luks.has_detached_header()));
@@ -106,14 +105,14 @@ pub async fn describe(spec: &ImageSpec, force_share: bool) -> Result<Description
 }
 
 /// Lengths are told in whole sectors.
-fn whole_sectors(file: &open::ImageFile) -> Result<u64> {
+fn whole_sectors(file: &ImageFile) -> Result<u64> {
     Ok(file.storage.len_bytes()?.next_multiple_of(512))
 }
 
 /// Describes the nodes below, as far as the options of `spec` tell them apart.
 async fn children(
     spec: &ImageSpec,
-    file: &open::ImageFile,
+    file: &ImageFile,
     force_share: bool,
 ) -> Result<Vec<(Cow<'static, str>, Description)>> {
     let options = spec.options()?;
@@ -155,7 +154,7 @@ fn is_plain_file(driver: Option<&str>) -> bool {
 }
 
 /// The file that a format stands on, which `options` describe.
-fn file_below(file: &open::ImageFile, options: Options) -> Result<Description> {
+fn file_below(file: &ImageFile, options: Options) -> Result<Description> {
     let file_name = file.storage.name().to_owned();
     let filename = match file.protocol {
         "http" | "https" | "s3" | "gs" | "az" | "null-co" | "null-aio" => {
@@ -177,7 +176,7 @@ fn file_below(file: &open::ImageFile, options: Options) -> Result<Description> {
 }
 
 /// What a file or device takes on the host.
-fn disk_bytes(file: &open::ImageFile) -> Option<u64> {
+fn disk_bytes(file: &ImageFile) -> Option<u64> {
     match file.protocol {
         "file" | "host_device" => {
             let file = std::fs::metadata(file.storage.name()).ok()?;

@@ -1,7 +1,7 @@
 //! What is to be done with a chain: pure, of what nodes are at one moment.
 
 use serde_json::{Map, Value, json};
-use vellum_graph::nodes::{Inventory, NodeState};
+use vellum_graph::live::{Inventory, NodeState};
 
 use crate::qmp::{Arguments, Failure};
 

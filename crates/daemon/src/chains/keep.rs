@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use serde_json::{Value, json};
-use vellum_graph::nodes::Wanted;
+use vellum_graph::live::Wanted;
 use vellum_io::{lane, spawn};
 
 use crate::commands::carry_out;

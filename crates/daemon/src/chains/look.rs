@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use vellum_graph::nodes::{Inventory, NodeState};
+use vellum_graph::live::{Inventory, NodeState};
 
 /// The nodes over one that no other node stands on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use vellum_graph::driver_names;
-use vellum_graph::nodes::unknown_node;
+use vellum_graph::live::unknown_node;
 use vellum_images::create_options::amend_options;
 use vellum_options::create_options::CreateSettings;
 

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use vellum::qcow2::AsQcow2;
 use vellum_graph::drivers::copy_before_write::{MIN_GRAIN_BYTES, check_min_cluster};
-use vellum_graph::nodes::{NewNode, Turns, unknown};
+use vellum_graph::live::{NewNode, Turns, unknown};
 use vellum_graph::{Nodes, node_bitmap as bitmap};
 use vellum_jobs::live::WhenFull;
 
@@ -331,7 +331,7 @@ impl BackupRequest {
             return Ok(());
         }
         let plan = {
-            let _turn = turns.take(nodes).await;
+            let _turn = nodes.take_turn_as(turns).await;
             self.wanted.plan(nodes, target)?
         };
         let rest = [("discard", "unmap"), ("detect-zeroes", "unmap")];

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use vellum::BlockDevice;
 use vellum::qcow2::{AsQcow2, BitmapOptions, MemoryBitmap};
 use vellum_graph::Nodes;
+use vellum_graph::live::unknown;
 use vellum_graph::node_bitmap::{self as bitmap, BitmapState, NodeBitmap, RemovedBitmap};
-use vellum_graph::nodes::unknown;
 
 use crate::daemon::Daemon;
 use crate::qmp::{Arguments, Failure, Outcome};

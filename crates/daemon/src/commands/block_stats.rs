@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use vellum_export::accounting::{Accounting, Histogram, Operation, OperationTotals};
-use vellum_graph::nodes::{Inventory, NodeState, Wanted};
+use vellum_graph::live::{Inventory, NodeState, Wanted};
 use vellum_options::json;
 use vellum_options::json_text::JsonText;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::select;
 use serde_json::{Value, json};
-use vellum_graph::nodes::unknown;
+use vellum_graph::live::unknown;
 use vellum_io::lane::sleep;
 use vellum_options::{Options, Scalar};
 

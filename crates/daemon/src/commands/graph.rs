@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use serde_json::{Value, json};
 use vellum_graph::Nodes;
-use vellum_graph::nodes::{Changes, RequiredAccess, User, unknown};
+use vellum_graph::live::{Changes, RequiredAccess, User, unknown};
 
 use crate::daemon::Daemon;
 use crate::qmp::{Arguments, Failure, Outcome};

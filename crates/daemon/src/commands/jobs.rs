@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use tracing::trace;
 use vellum_graph::Nodes;
-use vellum_graph::nodes::{User, inactive_child, unknown, unknown_node};
+use vellum_graph::live::{User, inactive_child, unknown, unknown_node};
 use vellum_jobs::job::{JobCommand, Status, Verb};
 
 use crate::daemon::Daemon;

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use vellum::BlockDevice;
-use vellum_graph::backing;
-use vellum_graph::nodes::Nodes;
+use vellum_graph::live::Nodes;
+use vellum_graph::node::backing_name;
 use vellum_options::filename;
 
 use crate::qmp::{Arguments, Failure};
@@ -182,7 +182,7 @@ pub(super) fn stands_by_header_on(
     image: &dyn BlockDevice,
     node: &str,
 ) -> Result<bool, Failure> {
-    let Some(name) = backing::named(image).name else {
+    let Some(name) = backing_name::named(image).name else {
         return Ok(false);
     };
     let own = nodes.as_backing(node)?.name;

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use vellum_graph::Nodes;
-use vellum_graph::nodes::{NewNode, Turns, unknown};
+use vellum_graph::live::{NewNode, Turns, unknown};
 
 use crate::daemon::Daemon;
 use crate::jobs::failures::ErrorPolicies;
@@ -11,9 +11,9 @@ use crate::jobs::mirror::{self, Mirrored, Sync};
 use crate::jobs::{JobNodes, Settings, kinds};
 use crate::qmp::{Arguments, Failure, Outcome};
 
-use super::jobs::{COPY_MODES, CopyMode};
+use super::jobs::{self, COPY_MODES, CopyMode};
+use super::layers;
 use super::targets::{Backing, NewTarget, TargetPlan, changed_meanwhile};
-use super::{jobs, layers};
 
 /// QEMU's pieces are of this size at most, and so are ours.
 const PIECE_BYTES: u64 = 1 << 20;

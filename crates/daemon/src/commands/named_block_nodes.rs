@@ -9,8 +9,9 @@ use vellum::luks::{AsLuks, CryptMethod};
 use vellum::qcow2::info::BitmapInfo;
 use vellum::qcow2::{AsQcow2, Qcow2};
 use vellum_format::features::{Autoclear, Compatible, Incompatible};
-use vellum_graph::nodes::{Inventory, NodeState, Wanted};
-use vellum_graph::{backing, foreign};
+use vellum_graph::foreign;
+use vellum_graph::live::{Inventory, NodeState, Wanted};
+use vellum_graph::node::backing_name;
 use vellum_images::format_specific;
 use vellum_io::lane;
 use vellum_options::json_text::JsonText;
@@ -162,7 +163,7 @@ impl<'a> Listed<'a> {
     fn describe_image(&mut self, text: &mut JsonText, node: &NodeState) {
         text.begin('{');
         self.describe_below(text, node);
-        let named = node.device().map(|device| backing::named(&**device));
+        let named = node.device().map(|device| backing_name::named(&**device));
         let named = named.unwrap_or_default();
         if let Some(format) = &named.format {
             text.string_of("backing-filename-format", format);

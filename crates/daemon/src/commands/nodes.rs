@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use vellum_graph::nodes::{Changes, RequiredAccess, Turns, User};
+use vellum_graph::live::{Changes, RequiredAccess, Turns, User};
 
 use crate::daemon::Daemon;
 use crate::qmp::{Arguments, Failure, Outcome};

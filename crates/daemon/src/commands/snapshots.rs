@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use vellum::ErrorKind;
 use vellum::qcow2::info::SnapshotInfo;
 use vellum::qcow2::{AsQcow2, BackingName, NewSnapshot, SnapshotSelector};
-use vellum_graph::nodes::{NewNode, Turns, User, unknown, unknown_node};
+use vellum_graph::live::{NewNode, Turns, User, unknown, unknown_node};
 use vellum_graph::{Nodes, foreign};
 use vellum_images::create;
 use vellum_options::create_options::CreateSettings;
@@ -131,7 +131,7 @@ impl OverlayRequest {
         let mut below = None;
         if !exists {
             let found = {
-                let _turn = turns.take(nodes).await;
+                let _turn = nodes.take_turn_as(turns).await;
                 Below::of(nodes, &self.node)?
             };
             let settings = settings_over(&found, filename, format)?;

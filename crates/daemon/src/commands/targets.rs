@@ -2,7 +2,7 @@
 
 use vellum::qcow2::BackingName;
 use vellum_graph::Nodes;
-use vellum_graph::nodes::{NewNode, Turns};
+use vellum_graph::live::{NewNode, Turns};
 use vellum_images::create::{self, CreateRequest};
 use vellum_options::{Options, Scalar, filename};
 

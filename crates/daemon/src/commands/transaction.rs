@@ -14,7 +14,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
-use vellum_graph::nodes::{DrainedUsers, Turns};
+use vellum_graph::change::DrainedUsers;
+use vellum_graph::live::Turns;
 use vellum_graph::{Nodes, stderr};
 use vellum_io::lane::sleep;
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 use tracing::trace;
-use vellum_graph::nodes::User;
+use vellum_graph::live::User;
 use vellum_io::error::io_text;
 use vellum_io::lane;
 

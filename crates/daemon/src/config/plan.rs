@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
-use vellum_graph::nodes::may_change;
+use vellum_graph::change::may_change;
 use vellum_graph::throttle_groups;
 
 use super::parts::{ConfigRequest, Part, PartKey, PartKind, Parts};

@@ -7,7 +7,7 @@ use vellum::{BlockDevice, Io, Preallocation, delegate};
 use vellum_export::WhenFull;
 use vellum_export::fuse::{AllowOther, Export, ExportOptions, Transport};
 use vellum_graph::Nodes;
-use vellum_graph::nodes::{Changes, RequiredAccess, User};
+use vellum_graph::live::{Changes, RequiredAccess, User};
 use vellum_io::error::io_text;
 use vellum_options::Options;
 

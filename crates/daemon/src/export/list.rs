@@ -12,7 +12,7 @@ use vellum_export::nbd::Exports;
 use vellum_export::size_turns::SizeTurns;
 use vellum_export::unflushed_logs::UnflushedLogs;
 use vellum_graph::Nodes;
-use vellum_graph::nodes::{User, unknown_node};
+use vellum_graph::live::{User, unknown_node};
 
 use crate::failure::{Failure, failure, message};
 use crate::server::{Server, ServerEnvironment};

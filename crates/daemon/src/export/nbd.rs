@@ -7,7 +7,7 @@ use vellum_export::WhenFull;
 use vellum_export::accounting::Accounting;
 use vellum_export::nbd::Export;
 use vellum_graph::Nodes;
-use vellum_graph::nodes::{Changes, RequiredAccess, ShownBitmap, unknown};
+use vellum_graph::live::{Changes, RequiredAccess, ShownBitmap, unknown};
 use vellum_nbd::proto::MAX_STRING_BYTES;
 use vellum_options::{Options, error_text};
 

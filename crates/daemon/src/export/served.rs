@@ -8,7 +8,7 @@ use vellum_export::WhenFull;
 use vellum_export::accounting::Accounting;
 use vellum_export::nbd::Exports;
 use vellum_graph::Nodes;
-use vellum_graph::nodes::ShownBitmap;
+use vellum_graph::live::ShownBitmap;
 use vellum_graph::wrap::WriteThrough;
 
 use crate::failure::Failure;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use vellum::BlockDevice;
 use vellum_export::nbd::Listener;
 use vellum_export::vhost_user_blk::{Export, Log, Options as ExportOptions, SERIAL_BYTES};
-use vellum_graph::nodes::{Changes, RequiredAccess};
+use vellum_graph::live::{Changes, RequiredAccess};
 use vellum_graph::stderr;
 use vellum_options::Options;
 

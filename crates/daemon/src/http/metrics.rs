@@ -5,7 +5,7 @@
 
 use vellum::qcow2::{CacheBudget, CacheCount};
 use vellum_export::accounting::{LATENCY_BINS, Latencies, OperationTotals};
-use vellum_graph::nodes::NodeState;
+use vellum_graph::live::NodeState;
 use vellum_graph::throttle_groups;
 
 use crate::space::SpaceSurvey;

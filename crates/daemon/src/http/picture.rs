@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use vellum::qcow2::{AsQcow2, CacheCounts, WriteLogUsage};
-use vellum_graph::nodes::{Inventory, NodeState};
+use vellum_graph::live::{Inventory, NodeState};
 
 use crate::export::CountedExport;
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use futures_channel::{mpsc, oneshot};
 use serde_json::{Map, Value};
 use vellum_graph::Nodes;
-use vellum_graph::nodes::Wanted;
+use vellum_graph::live::Wanted;
 
 use super::access::Access;
 use super::call::{Call, understand};

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use vellum_export::accounting::{Accounting, Operation, OperationTotals};
-use vellum_graph::nodes::NodeState;
+use vellum_graph::live::NodeState;
 use vellum_options::json_text::JsonText;
 
 use crate::export::CountedExport;

@@ -7,7 +7,7 @@ use vellum::luks::AsLuks;
 use vellum::qcow2::AsQcow2;
 use vellum::{BlockDevice, Error, ErrorKind, Result};
 use vellum_format::crypto::CryptMethod;
-use vellum_graph::nodes::Changes;
+use vellum_graph::live::Changes;
 use vellum_images::amend_keys::key_change_by;
 use vellum_jobs::live::CopyOutcome;
 use vellum_options::create_options::CreateSettings;

@@ -5,8 +5,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use vellum::BlockDevice;
+use vellum_graph::change::DrainedUsers;
+use vellum_graph::live::{Changes, Keeps};
 use vellum_graph::node_bitmap::NodeBitmap;
-use vellum_graph::nodes::{Changes, DrainedUsers, Keeps};
 use vellum_jobs::copy::CopyError;
 use vellum_jobs::live::{
     CopyBeforeWrite, CopyBeforeWriteOptions, CopyOutcome, DirtyMap, LiveBackup,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use vellum::{Error, ErrorKind};
 use vellum_graph::Nodes;
-use vellum_graph::nodes::{BETWEEN, Changes, OVERLAY, User};
+use vellum_graph::live::{BETWEEN, Changes, OVERLAY, User};
 use vellum_jobs::live::{
     CopyOutcome, DirtyMap, InitialSync, LiveMirror, LiveMirrorOptions, MirrorPart,
 };

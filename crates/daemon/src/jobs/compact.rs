@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vellum::qcow2::AsQcow2;
 use vellum::{BlockDevice, Error, ErrorKind, Result};
-use vellum_graph::nodes::Changes;
+use vellum_graph::live::Changes;
 use vellum_images::compact::compact;
 use vellum_jobs::live::CopyOutcome;
 

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use vellum::{Result, Storage};
-use vellum_graph::file_node::FileUse;
 use vellum_graph::foreign::{Creation, New};
-use vellum_graph::gate::FilePolicy;
-use vellum_graph::graph::{self, OpenContext, Role};
-use vellum_graph::nodes::{Changes, Nodes, RequiredAccess, User};
-use vellum_graph::open::Ancestry;
+use vellum_graph::live::{Changes, Nodes, RequiredAccess, User};
+use vellum_graph::node::file_node::FileUse;
+use vellum_graph::node::origin::Role;
+use vellum_graph::node::policy::FilePolicy;
+use vellum_graph::open::{OpenContext, open_node};
 use vellum_images::create_in::{self, LuksFiles};
 use vellum_images::created_elsewhere;
 use vellum_io::lane;
@@ -79,12 +79,8 @@ impl Create {
                     writable: true,
                     ..OpenFlags::default()
                 };
-                let around = OpenContext {
-                    flags: flags.clone(),
-                    policy: FilePolicy::Any,
-                    place: Ancestry::default(),
-                };
-                let opened = graph::open(options.clone(), Role::Protocol, &around).await?;
+                let around = OpenContext::alone(flags.clone(), FilePolicy::Any);
+                let opened = open_node(options.clone(), Role::Protocol, &around).await?;
                 let opened = opened.for_user(true)?;
                 let storage = opened.into_storage(&flags, FileUse::Format).await?;
                 self.opened.push(storage.clone());
@@ -132,6 +128,7 @@ impl Create {
                     file: &file,
                     extents: &files,
                     settings: &self.settings,
+                    around: &OpenContext::alone(OpenFlags::default(), FilePolicy::Any),
                     exact: true,
                 };
                 (creation.fill)(new).await

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vellum::BlockDevice;
 use vellum_graph::Nodes;
-use vellum_graph::nodes::{Changes, Keeps, RequiredAccess, User, unknown_node};
+use vellum_graph::live::{Changes, Keeps, RequiredAccess, User, unknown_node};
 use vellum_io::spawn;
 
 use super::Settings;

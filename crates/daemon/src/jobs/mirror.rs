@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use vellum::{Error, ErrorKind};
-use vellum_graph::nodes::{Changes, Keeps};
+use vellum_graph::live::{Changes, Keeps};
 use vellum_jobs::live::{
     DirtyMap, InitialSync, LiveMirror, LiveMirrorOptions, MirrorPart, Tracker,
 };

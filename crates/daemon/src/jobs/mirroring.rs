@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
 use vellum::{Error, ErrorKind};
+use vellum_graph::change::DrainedUsers;
 use vellum_graph::foreign;
-use vellum_graph::nodes::{DrainedUsers, Keeps};
+use vellum_graph::live::Keeps;
 use vellum_io::lane;
 use vellum_jobs::copy::CopyError;
 use vellum_jobs::live::{CopyOutcome, InitialSync, LiveMirror};

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use vellum::qcow2::AsQcow2;
 use vellum::qcow2::checksums::{DamagedRange, ScrubReport};
 use vellum::{BlockDevice, Error, ErrorKind};
-use vellum_graph::nodes::Changes;
+use vellum_graph::live::Changes;
 use vellum_images::scrub::{Repairs, scrub};
 use vellum_jobs::live::CopyOutcome;
 

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use vellum::nodes::CopyOnRead;
-use vellum_graph::nodes::{BETWEEN, Changes, Keeps};
+use vellum_graph::live::{BETWEEN, Changes, Keeps};
 use vellum_jobs::live::{CopyOutcome, LiveStream};
 use vellum_storage::mutants::{self, Mutant};
 

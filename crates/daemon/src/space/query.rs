@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use vellum::qcow2::AsQcow2;
 use vellum::qcow2::survey::{Survey, SurveyOptions, survey};
 use vellum::{BlockDevice, Storage};
-use vellum_graph::nodes::{Inventory, NodeState, Wanted};
+use vellum_graph::live::{Inventory, NodeState, Wanted};
 use vellum_io::lane;
 
 use crate::daemon::Daemon;

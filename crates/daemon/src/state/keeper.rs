@@ -13,7 +13,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use vellum::{Error, ErrorKind};
 use vellum_graph::Nodes;
-use vellum_graph::nodes::DescriptionMemo;
+use vellum_graph::live::DescriptionMemo;
 use vellum_io::error::io_text;
 
 use super::content::Content;

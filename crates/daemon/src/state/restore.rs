@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use serde_json::{Map, Value, json};
-use vellum_graph::nodes::NewNode;
+use vellum_graph::live::NewNode;
 use vellum_options::Options;
 
 use crate::commands::carry_out;

@@ -14,9 +14,14 @@ use vellum_storage::nodes::debug::{
     Action, DebugStorage, Debugger, Injection, Limits, RequestKind, Rule,
 };
 
-use crate::file_node::CommonOptions;
-use crate::graph::{OpenContext, OpenedNode, Role, child, invalid, refuse_unknown};
-use crate::nodes::{Changes, ChildAccess};
+use crate::live::child_access::ChildAccess;
+use crate::live::uses::Changes;
+use crate::node::errors::{invalid, refuse_unknown};
+use crate::node::file_node::CommonOptions;
+use crate::node::opened::OpenedNode;
+use crate::node::origin::Role;
+use crate::open::context::OpenContext;
+use crate::open::node::child;
 
 /// The kinds of rules, by the names of their sections.
 const SECTIONS: [&str; 2] = ["inject-error", "set-state"];
@@ -43,7 +48,7 @@ pub(super) async fn open(
         changes: changes_by(take),
         ..ChildAccess::keeping(changes_by(unshare))
     };
-    let nodes = &around.place.nodes;
+    let nodes = &around.nodes;
     nodes.require(&around.place, "image", wanted).await?;
     refuse_unknown(&options, "blkdebug")?;
     let debugger = Debugger::new(rules, around.flags.print);

@@ -7,8 +7,12 @@ use vellum_options::Options;
 use vellum_storage::nodes::debug::DebugStorage;
 use vellum_storage::nodes::log_writes::{LogOptions, LogWritesStorage, is_valid_sector_size};
 
-use crate::file_node::CommonOptions;
-use crate::graph::{OpenContext, OpenedNode, Role, child, invalid, refuse_unknown};
+use crate::node::errors::{invalid, refuse_unknown};
+use crate::node::file_node::CommonOptions;
+use crate::node::opened::OpenedNode;
+use crate::node::origin::Role;
+use crate::open::context::OpenContext;
+use crate::open::node::child;
 
 pub(super) async fn open(
     mut options: Options,
@@ -38,7 +42,7 @@ pub(super) async fn open(
     let chosen = LogOptions {
         sector_bytes,
         // One that is opened anew goes on where it was, also when another process has ended.
-        append: append || around.place.is_renewed() || around.place.restored,
+        append: append || around.is_renewed() || around.place.restored,
         update_interval,
         read_only: !common.writable,
     };

@@ -6,8 +6,12 @@ use vellum::Result;
 use vellum_options::{Options, filename};
 use vellum_storage::nodes::verify::VerifyStorage;
 
-use crate::file_node::CommonOptions;
-use crate::graph::{OpenContext, OpenedNode, Role, child, refuse_unknown};
+use crate::node::errors::refuse_unknown;
+use crate::node::file_node::CommonOptions;
+use crate::node::opened::OpenedNode;
+use crate::node::origin::Role;
+use crate::open::context::OpenContext;
+use crate::open::node::child;
 
 pub(super) async fn open(
     mut options: Options,

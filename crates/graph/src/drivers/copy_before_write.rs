@@ -9,11 +9,15 @@ use vellum::{BlockDevice, Error, ErrorKind, Result};
 use vellum_jobs::live::{CopyBeforeWrite, CopyBeforeWriteOptions, DirtyMap, Moment, OnCopyError};
 use vellum_options::Options;
 
-use crate::file_node::CommonOptions;
-use crate::graph::{OpenContext, OpenedNode, Role, child, invalid, refuse_unknown};
+use crate::live::child_access::ChildAccess;
+use crate::live::uses::{Changes, Passes};
+use crate::node::errors::{invalid, refuse_unknown};
+use crate::node::file_node::CommonOptions;
+use crate::node::opened::OpenedNode;
+use crate::node::origin::Role;
 use crate::node_bitmap;
-use crate::nodes::{Changes, ChildAccess, Passes};
-use crate::open::Ancestry;
+use crate::open::context::OpenContext;
+use crate::open::node::child;
 
 const DRIVER: &str = "copy-before-write";
 
@@ -105,8 +109,8 @@ enum Begin {
     GivenUp,
 }
 
-async fn begin(place: &Ancestry, bitmap: Option<BitmapName>) -> Result<Begin> {
-    let nodes = &place.nodes;
+async fn begin(around: &OpenContext, bitmap: Option<BitmapName>) -> Result<Begin> {
+    let (nodes, place) = (&around.nodes, &around.place);
     if let Some(moment) = nodes.moment(place) {
         return Ok(Begin::Resumed(moment));
     }
@@ -164,8 +168,8 @@ pub(super) async fn open(
     let file = child(&mut options, "file", Role::Protocol, &around).await?;
     let target = child(&mut options, "target", Role::Image, &around).await?;
     refuse_unknown(&options, DRIVER)?;
-    let nodes = &around.place.nodes;
-    let begins = begin(&around.place, bitmap).await?;
+    let nodes = &around.nodes;
+    let begins = begin(&around, bitmap).await?;
     let min_cluster_bytes = check_min_cluster(min_cluster_bytes)?;
     let source = file.into_device(&around.flags).await?;
     let target = target.into_device(&around.flags).await?;
@@ -216,7 +220,7 @@ pub(super) async fn open_snapshot(
         passes: Passes::Nothing,
         ..ChildAccess::keeping(Changes::NONE)
     };
-    let nodes = &around.place.nodes;
+    let nodes = &around.nodes;
     nodes.require(&around.place, "file", reading).await?;
     refuse_unknown(&options, NAME)?;
     let device = file.into_device(&around.flags).await?;

@@ -6,11 +6,14 @@ use vellum::nodes::CopyOnRead;
 use vellum::{BlockDevice, Result};
 use vellum_options::Options;
 
-use crate::file_node::CommonOptions;
-use crate::graph::{
-    OpenContext, OpenedNode, Role, child, exchangeable_child, invalid, refuse_unknown,
-};
-use crate::nodes::{Changes, ChildAccess};
+use crate::live::child_access::ChildAccess;
+use crate::live::uses::Changes;
+use crate::node::errors::{invalid, refuse_unknown};
+use crate::node::file_node::CommonOptions;
+use crate::node::opened::OpenedNode;
+use crate::node::origin::Role;
+use crate::open::context::OpenContext;
+use crate::open::node::{child, exchangeable_child};
 
 pub(super) async fn open(
     mut options: Options,
@@ -33,7 +36,7 @@ pub(super) async fn open(
         rewrites: true,
         ..ChildAccess::keeping(Changes::NONE)
     };
-    let nodes = &around.place.nodes;
+    let nodes = &around.nodes;
     nodes.require(&around.place, "file", writes).await?;
     let device = file.into_device(&around.flags).await?;
     let layers = match bottom {
@@ -48,7 +51,7 @@ pub(super) async fn open(
 
 /// How many layers below `device` the node called `name` stands.
 async fn depth_of(device: &Arc<dyn BlockDevice>, name: &str, around: &OpenContext) -> Result<u32> {
-    let Ok(node) = around.place.nodes.known_at(&around.place, name) else {
+    let Ok(node) = around.nodes.known_at(&around.place, name) else {
         return Err(invalid(format!("Bottom node '{name}' not found")));
     };
     let bottom = node.into_device(&around.flags).await?;

@@ -3,8 +3,10 @@
 use vellum::Result;
 use vellum_options::Options;
 
-use crate::file_node::{self, CommonOptions};
-use crate::graph::{self, NodeKind, OpenContext, OpenedNode};
+use crate::node::errors::refuse_unknown;
+use crate::node::file_node::{self, CommonOptions};
+use crate::node::opened::{NodeKind, OpenedNode};
+use crate::open::context::OpenContext;
 
 pub(super) async fn open(
     driver: &'static str,
@@ -12,9 +14,9 @@ pub(super) async fn open(
     common: CommonOptions,
     around: OpenContext,
 ) -> Result<OpenedNode> {
-    if let Some(files) = around.place.nodes.files() {
+    if let Some(files) = around.nodes.files() {
         let name = options.take_text("filename")?.unwrap_or_default();
-        graph::refuse_unknown(&options, driver)?;
+        refuse_unknown(&options, driver)?;
         return Ok(OpenedNode {
             driver,
             writable: common.writable,

@@ -5,8 +5,10 @@ use vellum_options::{Options, url_name};
 use vellum_remote::{Credentials, HttpOptions, RemoteStorage};
 use zeroize::Zeroizing;
 
-use crate::file_node::CommonOptions;
-use crate::graph::{OpenContext, OpenedNode, invalid, refuse_unknown};
+use crate::node::errors::{invalid, refuse_unknown};
+use crate::node::file_node::CommonOptions;
+use crate::node::opened::OpenedNode;
+use crate::open::context::OpenContext;
 use crate::stderr;
 
 use super::server_options::{self, take_secret};

@@ -7,22 +7,21 @@ use vellum::{BlockDevice, Result, Storage};
 use vellum_options::{OpenFlags, Options};
 
 use crate::encryption::needed_passphrase;
-use crate::file_node::FileUse;
-use crate::graph::{OpenContext, Role, invalid, optional_child};
+use crate::node::errors::refuse_unknown_of_format;
+use crate::node::file_node::FileUse;
+use crate::node::origin::Role;
+use crate::open::context::{FormatOpening, OpenContext};
+use crate::open::node::optional_child;
 
 /// Opens the volume in `file` with what is left of a node's options.
-pub(crate) async fn open(
-    file: Arc<dyn Storage>,
-    mut options: Options,
-    around: &OpenContext,
-) -> Result<Arc<dyn BlockDevice>> {
+pub(crate) async fn open(opening: FormatOpening) -> Result<Arc<dyn BlockDevice>> {
+    let FormatOpening {
+        file, mut options, ..
+    } = opening;
+    let around = &opening.around;
     let header = take_header(&mut options, around).await?;
     let id = options.take_text("key-secret")?;
-    if let Some(key) = options.keys().next() {
-        return Err(invalid(format!(
-            "Block format 'luks' does not support the option '{key}'"
-        )));
-    }
+    refuse_unknown_of_format(&options, "luks")?;
     let passphrase = needed_passphrase(id, &around.flags)?;
     let options = LuksOptions::default()
         .read_only(!around.flags.writable)

@@ -176,9 +176,10 @@ mod tests {
     use vellum_io::lane;
     use vellum_options::{ImageSpec, OpenFlags};
 
-    use super::*;
-    use crate::nodes::testing::make_image;
     use crate::open_device;
+    use crate::testing::make_image;
+
+    use super::*;
 
     /// What opening a node with one more option is refused with, if it is.
     fn refusal(driver: &str, file: &str, key: &str) -> Option<String> {

@@ -9,8 +9,10 @@ use vellum_nbd::client::{Address, ClientOptions, NbdStorage};
 use vellum_nbd::proto::{self, MAX_STRING_BYTES};
 use vellum_options::{Options, nbd_name};
 
-use crate::file_node::CommonOptions;
-use crate::graph::{NodeKind, OpenContext, OpenedNode, invalid, refuse_unknown};
+use crate::node::errors::{invalid, refuse_unknown};
+use crate::node::file_node::CommonOptions;
+use crate::node::opened::{NodeKind, OpenedNode};
+use crate::open::context::OpenContext;
 use crate::tls;
 
 const DRIVER: &str = "nbd";
@@ -50,7 +52,7 @@ pub(super) async fn open(
         storage.close().await?;
         return Err(invalid("Could not open image: Permission denied"));
     }
-    around.place.nodes.note_server(&storage, &around.place);
+    around.nodes.note_server(&storage, &around.place);
     Ok(OpenedNode {
         driver: DRIVER,
         kind: NodeKind::Storage(storage),

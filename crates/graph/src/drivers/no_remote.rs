@@ -3,8 +3,9 @@
 use vellum::{Error, ErrorKind, Result};
 use vellum_options::Options;
 
-use crate::file_node::CommonOptions;
-use crate::graph::{OpenContext, OpenedNode};
+use crate::node::file_node::CommonOptions;
+use crate::node::opened::OpenedNode;
+use crate::open::context::OpenContext;
 
 pub(super) async fn open(
     driver: &'static str,

@@ -3,9 +3,11 @@
 use vellum::Result;
 use vellum_options::Options;
 
+use crate::node::file_node::CommonOptions;
+use crate::node::opened::OpenedNode;
+use crate::open::context::OpenContext;
+
 use super::http;
-use crate::file_node::CommonOptions;
-use crate::graph::{OpenContext, OpenedNode};
 
 pub(super) async fn open(
     options: Options,

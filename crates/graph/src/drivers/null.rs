@@ -7,8 +7,10 @@ use vellum::Result;
 use vellum_options::Options;
 use vellum_storage::nodes::null::{NullOptions, NullStorage};
 
-use crate::file_node::CommonOptions;
-use crate::graph::{NodeKind, OpenContext, OpenedNode, invalid, refuse_unknown};
+use crate::node::errors::{invalid, refuse_unknown};
+use crate::node::file_node::CommonOptions;
+use crate::node::opened::{NodeKind, OpenedNode};
+use crate::open::context::OpenContext;
 
 pub(super) async fn open(
     driver: &'static str,

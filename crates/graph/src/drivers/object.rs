@@ -4,8 +4,10 @@ use vellum::Result;
 use vellum_options::{Options, url_name};
 use vellum_remote::{ObjectCredentials, ObjectOptions, RemoteStorage};
 
-use crate::file_node::CommonOptions;
-use crate::graph::{OpenContext, OpenedNode, invalid, refuse_unknown};
+use crate::node::errors::{invalid, refuse_unknown};
+use crate::node::file_node::CommonOptions;
+use crate::node::opened::OpenedNode;
+use crate::open::context::OpenContext;
 
 use super::server_options::{self, take_secret};
 

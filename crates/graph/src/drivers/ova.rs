@@ -4,8 +4,12 @@ use vellum::{Error, ErrorKind, Result};
 use vellum_options::Options;
 use vellum_options::ova_name::DRIVER;
 
-use crate::file_node::CommonOptions;
-use crate::graph::{NodeKind, OpenContext, OpenedNode, Role, child, refuse_unknown};
+use crate::node::errors::refuse_unknown;
+use crate::node::file_node::CommonOptions;
+use crate::node::opened::{NodeKind, OpenedNode};
+use crate::node::origin::Role;
+use crate::open::context::OpenContext;
+use crate::open::node::child;
 use crate::ova::Package;
 
 pub(super) async fn open(

@@ -6,8 +6,12 @@ use vellum::Result;
 use vellum_options::Options;
 use vellum_storage::nodes::preallocate::{PreallocateOptions, PreallocateStorage};
 
-use crate::file_node::CommonOptions;
-use crate::graph::{OpenContext, OpenedNode, Role, child, invalid, refuse_unknown};
+use crate::node::errors::{invalid, refuse_unknown};
+use crate::node::file_node::CommonOptions;
+use crate::node::opened::OpenedNode;
+use crate::node::origin::Role;
+use crate::open::context::OpenContext;
+use crate::open::node::child;
 
 const SECTOR_BYTES: u64 = 512;
 

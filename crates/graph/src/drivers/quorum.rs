@@ -6,9 +6,15 @@ use vellum::Result;
 use vellum::nodes::{Quorum, QuorumChild, QuorumOptions, QuorumReport, ReadPattern};
 use vellum_options::Options;
 
-use crate::file_node::CommonOptions;
-use crate::graph::{OpenContext, OpenedNode, Role, child, invalid, refuse_unknown};
-use crate::nodes::{Changes, ChildAccess, NodeNotice};
+use crate::live::child_access::ChildAccess;
+use crate::live::notices::NodeNotice;
+use crate::live::uses::Changes;
+use crate::node::errors::{invalid, refuse_unknown};
+use crate::node::file_node::CommonOptions;
+use crate::node::opened::OpenedNode;
+use crate::node::origin::Role;
+use crate::open::context::OpenContext;
+use crate::open::node::child;
 
 const DRIVER: &str = "quorum";
 
@@ -73,8 +79,8 @@ pub(super) async fn open(
     _common: CommonOptions,
     around: OpenContext,
 ) -> Result<OpenedNode> {
-    let nodes = &around.place.nodes;
-    let numbers = numbers_of_children(&options, around.place.is_renewed())?;
+    let nodes = &around.nodes;
+    let numbers = numbers_of_children(&options, around.is_renewed())?;
     let quorum = take(&mut options, numbers.len())?;
     let mut children = Vec::new();
     for number in numbers {
@@ -90,7 +96,7 @@ pub(super) async fn open(
         });
     }
     refuse_unknown(&options, DRIVER)?;
-    let notices = around.place.nodes.notices().clone();
+    let notices = around.nodes.notices().clone();
     let node = around.place.parent.clone().unwrap_or_default();
     let tell = move |report: QuorumReport| {
         notices.give(NodeNotice::Quorum {

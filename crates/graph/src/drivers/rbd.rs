@@ -8,8 +8,10 @@ use vellum_options::{Options, Scalar, rbd_name};
 use vellum_remote::{Encryption, EncryptionFormat, RbdOptions, RbdStorage};
 use zeroize::Zeroizing;
 
-use crate::file_node::CommonOptions;
-use crate::graph::{OpenContext, OpenedNode, invalid, refuse_unknown};
+use crate::node::errors::{invalid, refuse_unknown};
+use crate::node::file_node::CommonOptions;
+use crate::node::opened::OpenedNode;
+use crate::open::context::OpenContext;
 use crate::secret;
 
 use super::server_options::refuse_left;

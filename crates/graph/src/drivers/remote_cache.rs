@@ -6,8 +6,12 @@ use vellum::{Error, ErrorKind, Result};
 use vellum_options::{Options, url_name};
 use vellum_remote::{CacheOptions, CacheStorage};
 
-use crate::file_node::CommonOptions;
-use crate::graph::{OpenContext, OpenedNode, Role, child, invalid, refuse_unknown};
+use crate::node::errors::{invalid, refuse_unknown};
+use crate::node::file_node::CommonOptions;
+use crate::node::opened::OpenedNode;
+use crate::node::origin::Role;
+use crate::open::context::OpenContext;
+use crate::open::node::child;
 use crate::stderr;
 
 /// What is in the memory of a child whose bytes go to the cache at once.

@@ -5,9 +5,10 @@ use vellum_options::Options;
 use vellum_options::repository_name::DRIVER;
 use vellum_repository::{Repository, RepositoryStorage};
 
-use crate::file_node::CommonOptions;
-use crate::graph::{OpenContext, OpenedNode};
-use crate::repository::{self};
+use crate::node::file_node::CommonOptions;
+use crate::node::opened::OpenedNode;
+use crate::open::context::OpenContext;
+use crate::repository;
 
 pub(super) async fn open(
     mut options: Options,

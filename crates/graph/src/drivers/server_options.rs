@@ -7,7 +7,7 @@ use vellum_options::Options;
 use vellum_remote::{ConnectionOptions, Login};
 use zeroize::Zeroizing;
 
-use crate::graph::invalid;
+use crate::node::errors::invalid;
 use crate::secret;
 
 /// Read-ahead is counted in these.

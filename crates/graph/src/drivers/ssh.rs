@@ -6,8 +6,10 @@ use vellum::{Result, Storage};
 use vellum_options::{Options, Scalar, ssh_name};
 use vellum_remote::{HashKind, HostKeyCheck, SshOptions, SshStorage};
 
-use crate::file_node::CommonOptions;
-use crate::graph::{OpenContext, OpenedNode, invalid, refuse_unknown};
+use crate::node::errors::{invalid, refuse_unknown};
+use crate::node::file_node::CommonOptions;
+use crate::node::opened::OpenedNode;
+use crate::open::context::OpenContext;
 use crate::stderr;
 
 use super::server_options::{refuse_left, take_timeout};

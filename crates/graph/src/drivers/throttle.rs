@@ -6,8 +6,12 @@ use vellum::Result;
 use vellum_options::Options;
 use vellum_storage::nodes::throttle::ThrottleStorage;
 
-use crate::file_node::CommonOptions;
-use crate::graph::{OpenContext, OpenedNode, Role, exchangeable_child, invalid, refuse_unknown};
+use crate::node::errors::{invalid, refuse_unknown};
+use crate::node::file_node::CommonOptions;
+use crate::node::opened::OpenedNode;
+use crate::node::origin::Role;
+use crate::open::context::OpenContext;
+use crate::open::node::exchangeable_child;
 use crate::throttle_groups;
 
 pub(super) async fn open(
@@ -20,7 +24,7 @@ pub(super) async fn open(
     refuse_unknown(&options, "throttle")?;
     let Some(name) = name else {
         // The monitor looks at the options before the driver does.
-        return Err(invalid(match around.place.names_all() {
+        return Err(invalid(match around.names_all() {
             true => "Parameter 'throttle-group' is missing",
             false => "Please specify a throttle group",
         }));

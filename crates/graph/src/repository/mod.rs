@@ -15,7 +15,8 @@ use vellum_repository::{
     DiskName, FolderObjects, Objects, PushId, Repository, TagName, check_folder,
 };
 
-use crate::graph::{invalid, refuse_unknown};
+use crate::node::errors::invalid;
+use crate::node::errors::refuse_unknown;
 
 pub use tracking::{Tracking, dirty_of};
 

@@ -11,7 +11,7 @@ use vellum::nodes::Link;
 use vellum::qcow2::create::{CreateOptions, create};
 use vellum::{BlockDevice, Buffer, RequestFlags};
 use vellum_graph::Nodes;
-use vellum_graph::nodes::{RequiredAccess, User};
+use vellum_graph::live::{RequiredAccess, User};
 use vellum_io::{lane, spawn};
 use vellum_options::Options;
 use vellum_storage::file::{Create, FileOptions, FileStorage};

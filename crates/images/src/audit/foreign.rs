@@ -10,9 +10,8 @@ use vellum::luks::CryptMethod;
 use vellum::{ErrorKind, Result, Storage};
 use vellum_foreign::{vhdx, vpc};
 use vellum_graph::foreign::{self, CheckReport, Facts, Fix, ForeignFormat, Opening};
-use vellum_graph::gate::FilePolicy;
-use vellum_graph::graph::OpenContext;
-use vellum_graph::open::Ancestry;
+use vellum_graph::node::policy::FilePolicy;
+use vellum_graph::open::OpenContext;
 use vellum_options::{OpenFlags, Options, error_text};
 
 use super::qcow2::is_of_the_disk;
@@ -249,16 +248,15 @@ async fn examine(format: &'static ForeignFormat, storage: Arc<dyn Storage>) -> R
         file: storage.clone(),
         options: Options::new(),
         writable: false,
-        around: OpenContext {
-            flags: OpenFlags {
+        around: OpenContext::alone(
+            OpenFlags {
                 no_backing: true,
                 for_check: true,
                 metadata_only: true,
                 ..OpenFlags::default()
             },
-            policy: FilePolicy::Nothing,
-            place: Ancestry::default(),
-        },
+            FilePolicy::Nothing,
+        ),
     };
     let device = (format.open)(opening).await?;
     let size_bytes = device.size_bytes();

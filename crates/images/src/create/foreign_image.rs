@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use vellum::{Preallocation, Result, Storage};
 use vellum_graph::foreign::{Creation, New};
+use vellum_graph::node::policy::FilePolicy;
+use vellum_graph::open::OpenContext;
 use vellum_options::create_options::CreateSettings;
-use vellum_options::filename;
+use vellum_options::{OpenFlags, filename};
 use vellum_storage::lock::Permissions;
 
 use super::{Target, create_file, invalid, preallocation};
@@ -38,6 +40,7 @@ pub(super) async fn make(name: &str, creation: &Creation, settings: &CreateSetti
             file: &target.storage(),
             extents: &extents,
             settings,
+            around: &OpenContext::alone(OpenFlags::default(), FilePolicy::Any),
             exact: false,
         };
         (creation.fill)(new).await

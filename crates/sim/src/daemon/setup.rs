@@ -10,7 +10,10 @@ use vellum_daemon::Daemon;
 use vellum_daemon::qmp::Arguments;
 use vellum_export::nbd::Exports;
 use vellum_graph::Nodes;
-use vellum_graph::nodes::User;
+use vellum_graph::live::User;
+
+use crate::failure::{Failure, FailureKind};
+use crate::rng::Rng;
 
 use super::events::DaemonEvents;
 use super::files::SimFiles;
@@ -18,8 +21,6 @@ use super::guest_disk::GuestDisk;
 use super::lanes::Lanes;
 use super::network::Network;
 use super::under_way::UnderWay;
-use crate::failure::{Failure, FailureKind};
-use crate::rng::Rng;
 
 /// What is added to a seed for what is drawn apart.
 const APART: u64 = 0xf117_e25b;

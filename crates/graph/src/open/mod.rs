@@ -1,0 +1,11 @@
+//! Opening: nodes with all that they stand on, as far as the policy allows.
+
+pub mod backing;
+pub(crate) mod below;
+pub mod context;
+pub mod gate;
+pub mod node;
+mod probing;
+
+pub use context::OpenContext;
+pub use node::open_node;
