@@ -6,6 +6,7 @@ mod documents;
 mod layers;
 mod names;
 mod promises;
+mod self_calls;
 mod sources;
 
 use anyhow::{Result, bail};

@@ -62,13 +62,10 @@ const OPENERS: &[(&str, &str)] = &[
         "rules that a user names",
     ),
     (
-        "crates/graph/src/file_node.rs",
+        "crates/graph/src/node/file_node.rs",
         "the driver 'file', behind the gate",
     ),
-    (
-        "crates/graph/src/nodes/testing/image.rs",
-        "a new image of a test",
-    ),
+    ("crates/graph/src/testing/image.rs", "a new image of a test"),
     ("crates/images/src/overlay.rs", "a new overlay"),
     (
         "crates/options/src/ova_name.rs",
@@ -95,7 +92,7 @@ pub fn findings(workspace: &Workspace) -> Result<Vec<String>> {
             if !OPENERS.iter().any(|(opener, _)| *opener == name) {
                 findings.push(format!(
                     "{name}: calls {call}…: open names found in images through the gate \
-                     (crates/graph/src/gate.rs), or say in xtask/src/tidy/names.rs whose name it is"
+                     (crates/graph/src/open/gate.rs), or say in xtask/src/tidy/names.rs whose name it is"
                 ));
             }
         }
