@@ -91,7 +91,7 @@ pub async fn open_file(spec: &ImageSpec, flags: &OpenFlags) -> Result<ImageFile>
     let around = OpenContext::alone(flags.clone(), FilePolicy::Any);
     if driver.as_deref().is_some_and(is_protocol) {
         let node = open_node(options, Role::Protocol, &around).await?;
-        let (format, protocol) = (node.driver, node.driver);
+        let (format, protocol) = (node.driver.name, node.driver.name);
         let storage = node.into_storage(flags, FileUse::Raw).await?;
         return Ok(ImageFile {
             storage,
@@ -109,12 +109,12 @@ pub async fn open_file(spec: &ImageSpec, flags: &OpenFlags) -> Result<ImageFile>
         .as_deref()
         .map(|name| around.drivers.find_format(name))
         .transpose()?;
-    let (mut node, (name, format)) = open_format_file(&mut options, format, &around).await?;
+    let (mut node, (driver, format)) = open_format_file(&mut options, format, &around).await?;
     node.lock(&around.flags, format.file_use).await?;
     Ok(ImageFile {
         storage: node.storage(),
-        format: name,
-        protocol: node.driver,
+        format: driver.name,
+        protocol: node.driver.name,
     })
 }
 

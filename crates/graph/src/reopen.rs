@@ -5,6 +5,8 @@ use vellum::qcow2::Metadata;
 use vellum::{Error, ErrorKind, Result};
 use vellum_options::{Options, Scalar};
 
+use crate::drivers;
+
 /// Options that every node may change.
 pub(crate) const COMMON: [&str; 7] = [
     "read-only",
@@ -14,25 +16,6 @@ pub(crate) const COMMON: [&str; 7] = [
     "discard",
     "detect-zeroes",
     "force-share",
-];
-
-/// Options of qcow2 that may change, beside those of its overlap checks.
-pub(crate) const QCOW2: [&str; 15] = [
-    "lazy-refcounts",
-    "pass-discard-request",
-    "pass-discard-snapshot",
-    "pass-discard-other",
-    "discard-no-unref",
-    "cache-size",
-    "l2-cache-size",
-    "l2-cache-entry-size",
-    "refcount-cache-size",
-    "cache-clean-interval",
-    "decompressed-cache-size",
-    "data-cache-size",
-    "checksums",
-    "journal",
-    "journal-size",
 ];
 
 /// The drivers of an open image's nodes, which its options need not say.
@@ -124,13 +107,7 @@ fn may_change(key: &str, format: &str) -> bool {
     if let Some(key) = key.strip_prefix("file.") {
         return COMMON.contains(&key) || key == "x-check-cache-dropped";
     }
-    match format {
-        "qcow2" => {
-            QCOW2.contains(&key) || key == "overlap-check" || key.starts_with("overlap-check.")
-        }
-        "raw" => matches!(key, "offset" | "size"),
-        _ => false,
-    }
+    drivers::facts(format).is_some_and(|facts| facts.may_change(key))
 }
 
 /// Drops the old options of qcow2 that a new one says anew in other words.

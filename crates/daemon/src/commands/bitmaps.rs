@@ -215,7 +215,7 @@ impl NewBitmap {
     async fn add(&self, named: &BitmapRef, nodes: &Nodes) -> Result<BitmapUndo, Failure> {
         self.check(named, nodes)?;
         let device = nodes.device(&named.node)?;
-        let is_image = nodes.known(&named.node)?.driver == "qcow2";
+        let is_image = nodes.known(&named.node)?.driver.name == "qcow2";
         let name = &named.name;
         let is_there = bitmap::find(nodes, &named.node, name).await?.is_some();
         match (self.persistent, device.as_qcow2().filter(|_| is_image)) {

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use vellum::BlockDevice;
 use vellum_graph::Nodes;
+use vellum_graph::drivers::facts;
 use vellum_graph::live::{Changes, Keeps, RequiredAccess, User, unknown_node};
+use vellum_graph::node::driver::DriverFacts;
 use vellum_io::spawn;
 
 use super::Settings;
@@ -115,6 +117,8 @@ impl JobNodes {
         device: Arc<dyn BlockDevice>,
     ) -> vellum::Result<()> {
         if let Some(name) = &settings.filter {
+            // Filters that only jobs have are no drivers that a user could name.
+            let driver = facts(driver).unwrap_or(DriverFacts::named(driver));
             self.nodes.show_filter(name, driver, node, device)?;
             self.filter = Some(name.clone());
         }

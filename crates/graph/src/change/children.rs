@@ -30,7 +30,7 @@ impl GraphState {
 
     fn is_quorum(&self, name: &str) -> bool {
         let node = self.nodes.get(name);
-        node.is_some_and(|node| node.opened.driver == DRIVER)
+        node.is_some_and(|node| node.opened.driver.name == DRIVER)
     }
 
     /// The number that the next child gets.

@@ -26,6 +26,7 @@ use vellum_storage::file::FileStorage;
 use vellum_storage::mutants::{self, Mutant};
 
 use crate::drivers;
+use crate::node::driver::DriverFacts;
 use crate::open::context::OpenContext;
 
 pub(crate) use crate::change::renewed::{HeldNodes, Noting, Renewed, ReopenChanges, refers_to};
@@ -282,7 +283,7 @@ impl Nodes {
             NodeKind::Storage(storage) => {
                 let storage = storage.clone();
                 let opened = OpenedNode {
-                    driver: "file",
+                    driver: DriverFacts::named("file"),
                     kind: NodeKind::Storage(storage),
                     filtered: None,
                     files: Vec::new(),

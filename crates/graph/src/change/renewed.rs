@@ -150,6 +150,6 @@ impl GraphState {
     /// Whether images of a node's format may stand on others.
     fn takes_backing(&self, name: &str) -> bool {
         let node = self.nodes.get(name);
-        node.is_some_and(|node| node.opened.driver == "qcow2")
+        node.is_some_and(|node| node.opened.driver.name == "qcow2")
     }
 }

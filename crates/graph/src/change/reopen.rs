@@ -9,12 +9,13 @@ use vellum::qcow2::AsQcow2;
 use vellum_options::{Options, Scalar};
 
 use crate::change::renewed::{Noting, ReopenChanges};
+use crate::drivers;
 use crate::live::nodes::Nodes;
 use crate::live::state::GraphState;
 use crate::live::uses::{Use, User};
+use crate::node::driver::DriverFacts;
 use crate::node::errors::{MADE_UP, cycle, invalid, unknown_node};
 use crate::node::opened::NodeKind;
-use crate::reopen;
 
 /// Options that every node may change, and those that only say which node is meant.
 const COMMON: [&str; 8] = [
@@ -40,20 +41,6 @@ const ROLES: [&str; 8] = [
     "header",
 ];
 
-/// Drivers that cannot be opened anew, as in QEMU.
-const FIXED: [&str; 7] = [
-    "copy-before-write",
-    "copy-on-read",
-    "compress",
-    "blklogwrites",
-    "blkverify",
-    "quorum",
-    "snapshot-access",
-];
-
-/// Drivers under which another file can be put.
-const REPLACES_FILE: [&str; 5] = ["raw", "qcow2", "luks", "throttle", "preallocate"];
-
 /// Options of one node.
 #[derive(Debug, Clone)]
 pub struct WantedOptions {
@@ -63,21 +50,10 @@ pub struct WantedOptions {
     children: Vec<(String, Option<String>)>,
 }
 
-/// Whether an option may be another one than before.
+/// Whether an option may be another one than before, by the name of the driver.
 pub fn may_change(driver: &str, key: &str) -> bool {
-    let own = match driver {
-        "qcow2" => {
-            reopen::QCOW2.contains(&key)
-                || key == "overlap-check"
-                || key.starts_with("overlap-check.")
-        }
-        "raw" => matches!(key, "offset" | "size"),
-        "throttle" => key == "throttle-group",
-        "preallocate" => matches!(key, "prealloc-align" | "prealloc-size"),
-        "file" | "host_device" | "host_cdrom" => key == "x-check-cache-dropped",
-        _ => false,
-    };
-    own || COMMON.contains(&key)
+    let facts = drivers::facts(driver);
+    COMMON.contains(&key) || facts.is_some_and(|facts| facts.may_change(key))
 }
 
 fn cannot_change(key: &str) -> vellum::Error {
@@ -100,8 +76,8 @@ pub(crate) fn text(value: &Scalar) -> String {
 }
 
 /// Refuses to change what cannot change of a node's own options.
-fn check_options(driver: &str, old: &Options, new: &Options) -> Result<()> {
-    let fixed = |key: &str| !is_role(key) && !may_change(driver, key);
+fn check_options(driver: DriverFacts, old: &Options, new: &Options) -> Result<()> {
+    let fixed = |key: &str| !is_role(key) && !COMMON.contains(&key) && !driver.may_change(key);
     for (key, _) in old.iter().filter(|(key, _)| fixed(key)) {
         if !new.contains(key) {
             return Err(invalid(format!(
@@ -218,7 +194,7 @@ impl GraphState {
     fn check_part(&self, name: &str, new: &Options) -> Result<()> {
         let node = self.nodes.get(name).ok_or_else(|| unknown_node(name))?;
         let driver = node.opened.driver;
-        if new.get_text("driver").is_some_and(|new| new != driver) {
+        if new.get_text("driver").is_some_and(|new| new != driver.name) {
             return Err(cannot_change("driver"));
         }
         match &node.origin {
@@ -235,14 +211,14 @@ impl GraphState {
             if one
                 .options
                 .get_text("driver")
-                .is_some_and(|new| new != driver)
+                .is_some_and(|new| new != driver.name)
             {
                 return Err(cannot_change("driver"));
             }
-            if FIXED.contains(&driver) {
+            if !driver.is_reopened {
                 return Err(invalid(format!(
-                    "Block format '{driver}' used by node '{}' does not support reopening files",
-                    one.name
+                    "Block format '{}' used by node '{}' does not support reopening files",
+                    driver.name, one.name
                 )));
             }
             if let Some(origin) = &self.nodes[&one.name].origin {
@@ -263,13 +239,13 @@ impl GraphState {
         &self,
         at: usize,
         role: &str,
-        driver: &str,
+        driver: DriverFacts,
         all: &mut [WantedOptions],
     ) -> Result<()> {
         let name = all[at].name.clone();
         let current = self.uses.by_as(&name, role).map(|one| one.node.clone());
         let wanted = match all[at].options.take(role) {
-            None if role == "backing" && driver == "qcow2" => {
+            None if role == "backing" && driver.name == "qcow2" => {
                 if current.is_some() || self.names_backing(&name) {
                     return Err(invalid(format!("backing is missing for '{name}'")));
                 }
@@ -285,7 +261,7 @@ impl GraphState {
                 return Err(unknown_node(below));
             }
             if current.as_ref() != Some(below) {
-                if role != "backing" && !(role == "file" && REPLACES_FILE.contains(&driver)) {
+                if role != "backing" && !(role == "file" && driver.changes_file) {
                     return Err(cannot_change(role));
                 }
                 if self.will_stand_on(below, &name, all) {

@@ -4,7 +4,6 @@ use vellum::Result;
 use vellum_storage::mutants::{self, Mutant};
 
 use crate::change::renewed::{Noting, ReopenChanges};
-use crate::drivers::foreign;
 use crate::live::nodes::Nodes;
 use crate::live::uses::User;
 use crate::node::errors::{cycle, invalid, unavailable, unknown};
@@ -115,8 +114,7 @@ impl Nodes {
         if users.any(|one| !(attaches && one.is_target_of_mirror())) || node == overlay {
             return Err(invalid("The overlay is already in use"));
         }
-        let driver = named.nodes[overlay].opened.driver;
-        if driver != "qcow2" && !foreign::has_backing(driver) {
+        if !named.nodes[overlay].opened.driver.has_backing {
             return Err(invalid("The overlay does not support backing images"));
         }
         if named.stands_on(overlay, node) {

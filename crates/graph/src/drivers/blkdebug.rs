@@ -16,12 +16,32 @@ use vellum_storage::nodes::debug::{
 
 use crate::live::child_access::ChildAccess;
 use crate::live::uses::Changes;
+use crate::node::driver::{DriverFacts, NamingKind};
 use crate::node::errors::{invalid, refuse_unknown};
 use crate::node::file_node::CommonOptions;
 use crate::node::opened::OpenedNode;
 use crate::node::origin::Role;
 use crate::open::context::OpenContext;
 use crate::open::node::child;
+
+/// The driver.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    options: &[&[
+        "config",
+        "align",
+        "max-transfer",
+        "opt-write-zero",
+        "max-write-zero",
+        "opt-discard",
+        "max-discard",
+    ]],
+
+    ..DriverFacts::filter("blkdebug").with_naming(
+        NamingKind::Protocol,
+        &[&["config", "inject-error.", "set-state."]],
+        &["image"],
+    )
+};
 
 /// The kinds of rules, by the names of their sections.
 const SECTIONS: [&str; 2] = ["inject-error", "set-state"];
@@ -53,7 +73,7 @@ pub(super) async fn open(
     refuse_unknown(&options, "blkdebug")?;
     let debugger = Debugger::new(rules, around.flags.print);
     let storage = DebugStorage::new(storage, debugger, limits);
-    let mut opened = image.filter("blkdebug", Arc::new(storage));
+    let mut opened = image.filter(FACTS, Arc::new(storage));
     for file in &mut opened.files {
         file.add_permissions(take, unshare);
     }

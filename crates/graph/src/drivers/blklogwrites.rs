@@ -7,12 +7,21 @@ use vellum_options::Options;
 use vellum_storage::nodes::debug::DebugStorage;
 use vellum_storage::nodes::log_writes::{LogOptions, LogWritesStorage, is_valid_sector_size};
 
+use crate::node::driver::{DriverFacts, NamingKind};
 use crate::node::errors::{invalid, refuse_unknown};
 use crate::node::file_node::CommonOptions;
 use crate::node::opened::OpenedNode;
 use crate::node::origin::Role;
 use crate::open::context::OpenContext;
 use crate::open::node::child;
+
+/// The driver.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    options: &[&["log-append", "log-sector-size", "log-super-update-interval"]],
+    is_reopened: false,
+    has_past: true,
+    ..DriverFacts::filter("blklogwrites").with_naming(NamingKind::Filter, &[], &["file", "log"])
+};
 
 pub(super) async fn open(
     mut options: Options,
@@ -49,7 +58,7 @@ pub(super) async fn open(
     let storage = LogWritesStorage::open(file.storage(), log.storage(), chosen).await?;
     let sector_bytes = storage.sector_bytes();
     let storage = DebugStorage::aligned(Arc::new(storage), sector_bytes);
-    let mut opened = file.filter("blklogwrites", Arc::new(storage));
+    let mut opened = file.filter(FACTS, Arc::new(storage));
     opened.files.extend(log.files);
     Ok(opened)
 }

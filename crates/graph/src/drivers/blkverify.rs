@@ -6,12 +6,19 @@ use vellum::Result;
 use vellum_options::{Options, filename};
 use vellum_storage::nodes::verify::VerifyStorage;
 
+use crate::node::driver::{DriverFacts, NamingKind};
 use crate::node::errors::refuse_unknown;
 use crate::node::file_node::CommonOptions;
 use crate::node::opened::OpenedNode;
 use crate::node::origin::Role;
 use crate::open::context::OpenContext;
 use crate::open::node::child;
+
+/// The driver.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    is_reopened: false,
+    ..DriverFacts::filter("blkverify").with_naming(NamingKind::Protocol, &[], &["raw", "test"])
+};
 
 pub(super) async fn open(
     mut options: Options,
@@ -28,7 +35,7 @@ pub(super) async fn open(
     let test = child(&mut options, "test", Role::Image, &around).await?;
     refuse_unknown(&options, "blkverify")?;
     let storage = VerifyStorage::new(raw.storage(), test.storage(), around.flags.warn);
-    let mut opened = test.filter("blkverify", Arc::new(storage));
+    let mut opened = test.filter(FACTS, Arc::new(storage));
     opened.files.extend(raw.files);
     Ok(opened)
 }

@@ -11,6 +11,7 @@ use vellum_options::Options;
 
 use crate::live::child_access::ChildAccess;
 use crate::live::uses::{Changes, Passes};
+use crate::node::driver::DriverFacts;
 use crate::node::errors::{invalid, refuse_unknown};
 use crate::node::file_node::CommonOptions;
 use crate::node::opened::OpenedNode;
@@ -18,6 +19,27 @@ use crate::node::origin::Role;
 use crate::node_bitmap;
 use crate::open::context::OpenContext;
 use crate::open::node::child;
+
+/// `snapshot-access`.
+pub(super) const SNAPSHOT_FACTS: DriverFacts = DriverFacts {
+    is_reopened: false,
+    ..DriverFacts::named("snapshot-access")
+};
+
+/// The driver.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    options: &[&[
+        "target",
+        "bitmap.node",
+        "bitmap.name",
+        "on-cbw-error",
+        "cbw-timeout",
+        "min-cluster-size",
+    ]],
+    is_reopened: false,
+    has_past: true,
+    ..DriverFacts::filter("copy-before-write")
+};
 
 const DRIVER: &str = "copy-before-write";
 
@@ -204,7 +226,7 @@ pub(super) async fn open(
     };
     nodes.require(&around.place, "target", kept).await?;
     let device: Arc<dyn BlockDevice> = filter;
-    Ok(OpenedNode::device(DRIVER, device))
+    Ok(OpenedNode::device(FACTS, device))
 }
 
 /// Opens `snapshot-access`.
@@ -213,7 +235,7 @@ pub(super) async fn open_snapshot(
     _common: CommonOptions,
     around: OpenContext,
 ) -> Result<OpenedNode> {
-    const NAME: &str = "snapshot-access";
+    const NAME: &str = SNAPSHOT_FACTS.name;
     check(&options, &["file"])?;
     let file = child(&mut options, "file", Role::Protocol, &around).await?;
     let reading = ChildAccess {
@@ -235,5 +257,5 @@ pub(super) async fn open_snapshot(
             ),
         ));
     };
-    Ok(OpenedNode::device(NAME, filter.snapshot()))
+    Ok(OpenedNode::device(SNAPSHOT_FACTS, filter.snapshot()))
 }

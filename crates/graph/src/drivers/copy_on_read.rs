@@ -8,12 +8,21 @@ use vellum_options::Options;
 
 use crate::live::child_access::ChildAccess;
 use crate::live::uses::Changes;
+use crate::node::driver::{DriverFacts, NamingKind};
 use crate::node::errors::{invalid, refuse_unknown};
 use crate::node::file_node::CommonOptions;
 use crate::node::opened::OpenedNode;
 use crate::node::origin::Role;
 use crate::open::context::OpenContext;
 use crate::open::node::{child, exchangeable_child};
+
+/// The driver.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    options: &[&["bottom"]],
+    is_reopened: false,
+    follows_size: true,
+    ..DriverFacts::filter("copy-on-read").with_naming(NamingKind::Filter, &[&["bottom"]], &["file"])
+};
 
 pub(super) async fn open(
     mut options: Options,
@@ -43,10 +52,7 @@ pub(super) async fn open(
         None => None,
         Some(name) => Some(depth_of(&device, &name, &around).await?),
     };
-    Ok(OpenedNode::device(
-        "copy-on-read",
-        CopyOnRead::new(device, layers),
-    ))
+    Ok(OpenedNode::device(FACTS, CopyOnRead::new(device, layers)))
 }
 
 /// How many layers below `device` the node called `name` stands.

@@ -3,10 +3,18 @@
 use vellum::Result;
 use vellum_options::Options;
 
+use crate::node::driver::DriverFacts;
 use crate::node::errors::refuse_unknown;
 use crate::node::file_node::{self, CommonOptions};
 use crate::node::opened::{NodeKind, OpenedNode};
 use crate::open::context::OpenContext;
+
+/// The driver.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    options: &[&["filename", "aio", "locking"]],
+    changeable: &["x-check-cache-dropped"],
+    ..DriverFacts::named("file")
+};
 
 pub(super) async fn open(
     driver: &'static str,
@@ -18,7 +26,7 @@ pub(super) async fn open(
         let name = options.take_text("filename")?.unwrap_or_default();
         refuse_unknown(&options, driver)?;
         return Ok(OpenedNode {
-            driver,
+            driver: FACTS.called(driver),
             writable: common.writable,
             kind: NodeKind::Storage(files.open(&name, common.writable)?),
             filtered: None,
@@ -29,10 +37,10 @@ pub(super) async fn open(
     let unlocked = file_node::open_unlocked(options, &around.flags, &around.place.kept)?;
     Ok(OpenedNode {
         // A device node opened as `file` is told as what it is.
-        driver: match unlocked.file.is_device() {
+        driver: FACTS.called(match unlocked.file.is_device() {
             true => "host_device",
             false => "file",
-        },
+        }),
         writable: unlocked.is_writable(),
         kind: NodeKind::Storage(unlocked.file.clone()),
         filtered: None,

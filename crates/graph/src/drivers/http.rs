@@ -5,6 +5,7 @@ use vellum_options::{Options, url_name};
 use vellum_remote::{Credentials, HttpOptions, RemoteStorage};
 use zeroize::Zeroizing;
 
+use crate::node::driver::DriverFacts;
 use crate::node::errors::{invalid, refuse_unknown};
 use crate::node::file_node::CommonOptions;
 use crate::node::opened::OpenedNode;
@@ -12,6 +13,31 @@ use crate::open::context::OpenContext;
 use crate::stderr;
 
 use super::server_options::{self, take_secret};
+
+/// The driver.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    options: &[&[
+        "url",
+        "readahead",
+        "keep-size",
+        "timeout",
+        "username",
+        "password-secret",
+        "proxy-username",
+        "proxy-password-secret",
+        "cookie",
+        "cookie-secret",
+        "header",
+        "header-secret",
+        "sslverify",
+        "bearer-token-secret",
+        "tls-ca-file",
+        "tls-cert-file",
+        "tls-key-file",
+    ]],
+
+    ..DriverFacts::named("http")
+};
 
 pub(super) async fn open(
     driver: &'static str,
@@ -25,7 +51,7 @@ pub(super) async fn open(
     let client = take(driver, &mut options)?;
     refuse_unknown(&options, driver)?;
     let storage = RemoteStorage::open_http(client).await?;
-    Ok(OpenedNode::remote(driver, storage))
+    Ok(OpenedNode::remote(FACTS.called(driver), storage))
 }
 
 fn take(driver: &str, options: &mut Options) -> Result<HttpOptions> {

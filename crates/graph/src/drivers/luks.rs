@@ -7,11 +7,23 @@ use vellum::{BlockDevice, Result, Storage};
 use vellum_options::{OpenFlags, Options};
 
 use crate::encryption::needed_passphrase;
+use crate::node::driver::{DriverFacts, NamingKind};
 use crate::node::errors::refuse_unknown_of_format;
 use crate::node::file_node::FileUse;
 use crate::node::origin::Role;
 use crate::open::context::{FormatOpening, OpenContext};
 use crate::open::node::optional_child;
+
+/// The driver.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    options: &[&["key-secret", "header"]],
+    changes_file: true,
+    ..DriverFacts::named("luks").with_naming(
+        NamingKind::Format,
+        &[&["key-secret"]],
+        &["header", "file"],
+    )
+};
 
 /// Opens the volume in `file` with what is left of a node's options.
 pub(crate) async fn open(opening: FormatOpening) -> Result<Arc<dyn BlockDevice>> {

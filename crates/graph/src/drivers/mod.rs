@@ -11,7 +11,6 @@ pub mod foreign;
 #[cfg(feature = "remote")]
 mod http;
 mod luks;
-mod names;
 mod nbd;
 #[cfg(not(all(feature = "rbd", feature = "remote", feature = "s3", feature = "ssh")))]
 mod no_remote;
@@ -38,7 +37,6 @@ mod ssh;
 mod table;
 mod throttle;
 
-pub use names::option_names;
 #[cfg(not(feature = "remote"))]
 use no_remote as http;
 #[cfg(not(feature = "s3"))]
@@ -54,4 +52,4 @@ pub use rbd::{create as create_rbd, remove as remove_rbd};
 #[cfg(feature = "ssh")]
 pub use ssh::create as create_ssh;
 pub(crate) use table::all;
-pub use table::driver_names;
+pub use table::{driver_names, facts, option_names};

@@ -9,11 +9,33 @@ use vellum_nbd::client::{Address, ClientOptions, NbdStorage};
 use vellum_nbd::proto::{self, MAX_STRING_BYTES};
 use vellum_options::{Options, nbd_name};
 
+use crate::node::driver::DriverFacts;
 use crate::node::errors::{invalid, refuse_unknown};
 use crate::node::file_node::CommonOptions;
 use crate::node::opened::{NodeKind, OpenedNode};
 use crate::open::context::OpenContext;
 use crate::tls;
+
+/// The driver.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    options: &[&[
+        "server.type",
+        "server.path",
+        "server.host",
+        "server.port",
+        "path",
+        "host",
+        "port",
+        "export",
+        "tls-creds",
+        "tls-hostname",
+        "x-dirty-bitmap",
+        "reconnect-delay",
+        "open-timeout",
+    ]],
+
+    ..DriverFacts::named("nbd")
+};
 
 const DRIVER: &str = "nbd";
 
@@ -54,7 +76,7 @@ pub(super) async fn open(
     }
     around.nodes.note_server(&storage, &around.place);
     Ok(OpenedNode {
-        driver: DRIVER,
+        driver: FACTS,
         kind: NodeKind::Storage(storage),
         filtered: None,
         files: Vec::new(),

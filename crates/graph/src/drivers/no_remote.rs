@@ -3,9 +3,17 @@
 use vellum::{Error, ErrorKind, Result};
 use vellum_options::Options;
 
+use crate::node::driver::DriverFacts;
 use crate::node::file_node::CommonOptions;
 use crate::node::opened::OpenedNode;
 use crate::open::context::OpenContext;
+
+/// The driver, whatever it is called: nothing is known of its options.
+pub(super) const FACTS: DriverFacts = DriverFacts::named("http");
+
+/// Options of stores that are not there.
+#[cfg(not(feature = "s3"))]
+pub(super) const OPTIONS: &[&str] = &[];
 
 pub(super) async fn open(
     driver: &'static str,

@@ -3,11 +3,15 @@
 use vellum::Result;
 use vellum_options::Options;
 
+use crate::node::driver::DriverFacts;
 use crate::node::file_node::CommonOptions;
 use crate::node::opened::OpenedNode;
 use crate::open::context::OpenContext;
 
 use super::http;
+
+/// The driver, whatever it is called: nothing is known of its options.
+pub(super) const FACTS: DriverFacts = DriverFacts::named("cache");
 
 pub(super) async fn open(
     options: Options,

@@ -7,10 +7,18 @@ use vellum::Result;
 use vellum_options::Options;
 use vellum_storage::nodes::null::{NullOptions, NullStorage};
 
+use crate::node::driver::{DriverFacts, NamingKind};
 use crate::node::errors::{invalid, refuse_unknown};
 use crate::node::file_node::CommonOptions;
 use crate::node::opened::{NodeKind, OpenedNode};
 use crate::open::context::OpenContext;
+
+/// The driver.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    options: &[&["size", "latency-ns", "read-zeroes"]],
+
+    ..DriverFacts::named("null-co").with_naming(NamingKind::Protocol, &[&["size"]], &[])
+};
 
 pub(super) async fn open(
     driver: &'static str,
@@ -38,7 +46,7 @@ pub(super) async fn open(
         },
     );
     Ok(OpenedNode {
-        driver,
+        driver: FACTS.called(driver),
         kind: NodeKind::Storage(Arc::new(storage)),
         filtered: None,
         files: Vec::new(),

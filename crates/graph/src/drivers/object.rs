@@ -4,12 +4,41 @@ use vellum::Result;
 use vellum_options::{Options, url_name};
 use vellum_remote::{ObjectCredentials, ObjectOptions, RemoteStorage};
 
+use crate::node::driver::DriverFacts;
 use crate::node::errors::{invalid, refuse_unknown};
 use crate::node::file_node::CommonOptions;
 use crate::node::opened::OpenedNode;
 use crate::open::context::OpenContext;
 
 use super::server_options::{self, take_secret};
+
+/// What says where an object is, and how its store is reached.
+pub(super) const OPTIONS: &[&str] = &[
+    "url",
+    "endpoint",
+    "region",
+    "access-key-id",
+    "access-key-secret",
+    "session-token-secret",
+    "anonymous",
+    "virtual-hosted-style",
+    "readahead",
+    "keep-size",
+    "timeout",
+    "proxy-username",
+    "proxy-password-secret",
+    "sslverify",
+    "tls-ca-file",
+    "tls-cert-file",
+    "tls-key-file",
+];
+
+/// The drivers, which differ in their names.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    options: &[OPTIONS],
+
+    ..DriverFacts::named("s3")
+};
 
 pub(super) async fn open(
     driver: &'static str,
@@ -26,7 +55,7 @@ pub(super) async fn open(
     let object = take(driver, &mut options)?;
     refuse_unknown(&options, driver)?;
     let storage = RemoteStorage::open_object(object).await?;
-    Ok(OpenedNode::remote(driver, storage))
+    Ok(OpenedNode::remote(FACTS.called(driver), storage))
 }
 
 /// The object that options describe; takes them.

@@ -4,6 +4,7 @@ use vellum::{Error, ErrorKind, Result};
 use vellum_options::Options;
 use vellum_options::ova_name::DRIVER;
 
+use crate::node::driver::{DriverFacts, NamingKind};
 use crate::node::errors::refuse_unknown;
 use crate::node::file_node::CommonOptions;
 use crate::node::opened::{NodeKind, OpenedNode};
@@ -11,6 +12,13 @@ use crate::node::origin::Role;
 use crate::open::context::OpenContext;
 use crate::open::node::child;
 use crate::ova::Package;
+
+/// The driver.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    options: &[&["filename", "member"]],
+
+    ..DriverFacts::named("ova").with_naming(NamingKind::Protocol, &[&["member"]], &["file"])
+};
 
 pub(super) async fn open(
     mut options: Options,
@@ -31,7 +39,7 @@ pub(super) async fn open(
     let package = Package::open(file.storage()).await?;
     let storage = package.storage(member.as_deref())?;
     Ok(OpenedNode {
-        driver: DRIVER,
+        driver: FACTS,
         kind: NodeKind::Storage(storage),
         // What lies below has other places.
         filtered: None,

@@ -6,12 +6,22 @@ use vellum::Result;
 use vellum_options::Options;
 use vellum_storage::nodes::preallocate::{PreallocateOptions, PreallocateStorage};
 
+use crate::node::driver::{DriverFacts, NamingKind};
 use crate::node::errors::{invalid, refuse_unknown};
 use crate::node::file_node::CommonOptions;
 use crate::node::opened::OpenedNode;
 use crate::node::origin::Role;
 use crate::open::context::OpenContext;
 use crate::open::node::child;
+
+/// The driver.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    options: &[&["prealloc-align", "prealloc-size"]],
+    follows_size: true,
+    changes_file: true,
+    changeable: &["prealloc-align", "prealloc-size"],
+    ..DriverFacts::filter("preallocate").with_naming(NamingKind::Filter, &[], &["file"])
+};
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -38,10 +48,10 @@ pub(super) async fn open(
     refuse_unknown(&options, "preallocate")?;
     if !file.writable {
         return Ok(OpenedNode {
-            driver: "preallocate",
+            driver: FACTS,
             ..file
         });
     }
     let storage = PreallocateStorage::new(file.storage(), chosen)?;
-    Ok(file.filter("preallocate", Arc::new(storage)))
+    Ok(file.filter(FACTS, Arc::new(storage)))
 }

@@ -18,6 +18,7 @@ use crate::live::child_access::ChildAccess;
 use crate::live::notices::NodeNotice;
 use crate::live::uses::Changes;
 use crate::node::backing_name::Named;
+use crate::node::driver::{DriverFacts, NamingKind};
 use crate::node::errors::{invalid, refuse_unknown_of_format};
 use crate::node::file_node::{CommonOptions, FileUse};
 use crate::node::origin::Role;
@@ -27,6 +28,52 @@ use crate::open::gate::FileGate;
 use crate::open::node::optional_child;
 use crate::write_log::{self, Journal, OpenedFile};
 use crate::{cache_cleaner, config, encryption, qemu_repair, stderr};
+
+/// Options that may change while an image is used.
+const CHANGEABLE: &[&str] = &[
+    "lazy-refcounts",
+    "pass-discard-request",
+    "pass-discard-snapshot",
+    "pass-discard-other",
+    "discard-no-unref",
+    "cache-size",
+    "l2-cache-size",
+    "l2-cache-entry-size",
+    "refcount-cache-size",
+    "cache-clean-interval",
+    "decompressed-cache-size",
+    "data-cache-size",
+    "checksums",
+    "journal",
+    "journal-size",
+    "overlap-check",
+    "overlap-check.",
+];
+
+/// The driver.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    options: &[
+        &[
+            "bitmap-step-size",
+            "chain-index-size",
+            "compression-level",
+            "compression-window",
+            "encrypt.format",
+            "encrypt.key-secret",
+            "unseal",
+            "verify",
+        ],
+        CHANGEABLE,
+    ],
+    has_backing: true,
+    changes_file: true,
+    changeable: CHANGEABLE,
+    ..DriverFacts::named("qcow2").with_naming(
+        NamingKind::Format,
+        &[&["encrypt.key-secret"]],
+        &["file"],
+    )
+};
 
 /// The values of `overlap-check`.
 const OVERLAP_TEMPLATES: [(&str, OverlapChecks); 4] = [

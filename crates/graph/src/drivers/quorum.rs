@@ -9,12 +9,19 @@ use vellum_options::Options;
 use crate::live::child_access::ChildAccess;
 use crate::live::notices::NodeNotice;
 use crate::live::uses::Changes;
+use crate::node::driver::DriverFacts;
 use crate::node::errors::{invalid, refuse_unknown};
 use crate::node::file_node::CommonOptions;
 use crate::node::opened::OpenedNode;
 use crate::node::origin::Role;
 use crate::open::context::OpenContext;
 use crate::open::node::child;
+
+/// The driver.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    is_reopened: false,
+    ..DriverFacts::named("quorum")
+};
 
 const DRIVER: &str = "quorum";
 
@@ -105,7 +112,7 @@ pub(super) async fn open(
         });
     };
     Ok(OpenedNode::device(
-        DRIVER,
+        FACTS,
         Quorum::new(children, quorum, tell)?,
     ))
 }

@@ -4,9 +4,19 @@ use std::sync::Arc;
 
 use vellum::{BlockDevice, Raw, RawOptions, Result};
 
+use crate::node::driver::{DriverFacts, NamingKind};
 use crate::node::errors::{invalid, refuse_unknown_of_format};
 use crate::open::context::FormatOpening;
 use crate::probed_raw::ProbedRaw;
+
+/// The driver.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    options: &[&["offset", "size"]],
+    follows_size: true,
+    changes_file: true,
+    changeable: &["offset", "size"],
+    ..DriverFacts::named("raw").with_naming(NamingKind::Format, &[&["offset", "size"]], &["file"])
+};
 
 pub(crate) async fn open(opening: FormatOpening) -> Result<Arc<dyn BlockDevice>> {
     let FormatOpening {

@@ -8,6 +8,7 @@ use vellum_options::{Options, Scalar, rbd_name};
 use vellum_remote::{Encryption, EncryptionFormat, RbdOptions, RbdStorage};
 use zeroize::Zeroizing;
 
+use crate::node::driver::DriverFacts;
 use crate::node::errors::{invalid, refuse_unknown};
 use crate::node::file_node::CommonOptions;
 use crate::node::opened::OpenedNode;
@@ -15,6 +16,25 @@ use crate::open::context::OpenContext;
 use crate::secret;
 
 use super::server_options::refuse_left;
+
+/// The driver.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    options: &[&[
+        "pool",
+        "namespace",
+        "image",
+        "snapshot",
+        "conf",
+        "user",
+        "key-secret",
+        "auth-client-required",
+        "server",
+        "encrypt.format",
+        "encrypt.key-secret",
+    ]],
+
+    ..DriverFacts::named("rbd")
+};
 
 const DRIVER: &str = "rbd";
 
@@ -34,7 +54,7 @@ pub(super) async fn open(
     let storage = RbdStorage::open(image).await?;
     Ok(OpenedNode {
         writable: common.writable,
-        ..OpenedNode::remote(DRIVER, storage)
+        ..OpenedNode::remote(FACTS, storage)
     })
 }
 

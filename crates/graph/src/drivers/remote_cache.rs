@@ -6,6 +6,7 @@ use vellum::{Error, ErrorKind, Result};
 use vellum_options::{Options, url_name};
 use vellum_remote::{CacheOptions, CacheStorage};
 
+use crate::node::driver::{DriverFacts, NamingKind};
 use crate::node::errors::{invalid, refuse_unknown};
 use crate::node::file_node::CommonOptions;
 use crate::node::opened::OpenedNode;
@@ -13,6 +14,36 @@ use crate::node::origin::Role;
 use crate::open::context::OpenContext;
 use crate::open::node::child;
 use crate::stderr;
+
+/// The driver.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    options: &[&[
+        "directory",
+        "limit",
+        "readahead",
+        "outage",
+        "prefetch",
+        "prefetch-speed",
+        "record-trace",
+        "trace",
+        "version",
+    ]],
+
+    ..DriverFacts::named("cache").with_naming(
+        NamingKind::Filter,
+        &[&[
+            "directory",
+            "limit",
+            "outage",
+            "prefetch",
+            "prefetch-speed",
+            "readahead",
+            "trace",
+            "version",
+        ]],
+        &["file"],
+    )
+};
 
 /// What is in the memory of a child whose bytes go to the cache at once.
 const CHILD_KEEP_BYTES: &str = "2097152";
@@ -61,11 +92,11 @@ pub(super) async fn open(
     };
     let notice = cache.notice;
     match CacheStorage::open(&source, &version, below.clone(), cache).await {
-        Ok(storage) => Ok(opened.filter("cache", storage)),
+        Ok(storage) => Ok(opened.filter(FACTS, storage)),
         // A disk is not to stand still for want of a cache.
         Err(error) if error.kind() == ErrorKind::NoSpace => {
             notice(&format!("'{}': not cached: {error}", below.name()));
-            Ok(opened.filter("cache", below))
+            Ok(opened.filter(FACTS, below))
         }
         Err(error) => Err(error),
     }
@@ -148,7 +179,7 @@ async fn alone(
         vellum_options::error_text(&error)
     ));
     let storage = CacheStorage::open_alone(source, &found, name, cache).await?;
-    Ok(OpenedNode::remote("cache", storage))
+    Ok(OpenedNode::remote(FACTS, storage))
 }
 
 #[cfg(test)]

@@ -2,13 +2,22 @@
 
 use vellum::Result;
 use vellum_options::Options;
-use vellum_options::repository_name::DRIVER;
 use vellum_repository::{Repository, RepositoryStorage};
 
+use crate::node::driver::DriverFacts;
 use crate::node::file_node::CommonOptions;
 use crate::node::opened::OpenedNode;
 use crate::open::context::OpenContext;
 use crate::repository;
+
+use super::object;
+
+/// The driver.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    options: &[&["path", "tag", "number", "push"], object::OPTIONS],
+
+    ..DriverFacts::named("repository")
+};
 
 pub(super) async fn open(
     mut options: Options,
@@ -26,5 +35,5 @@ pub(super) async fn open(
     if push.is_some_and(|push| push != storage.manifest().push) {
         return Err(repository::another_disk(&disk));
     }
-    Ok(OpenedNode::remote(DRIVER, storage))
+    Ok(OpenedNode::remote(FACTS, storage))
 }

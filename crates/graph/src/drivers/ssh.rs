@@ -6,6 +6,7 @@ use vellum::{Result, Storage};
 use vellum_options::{Options, Scalar, ssh_name};
 use vellum_remote::{HashKind, HostKeyCheck, SshOptions, SshStorage};
 
+use crate::node::driver::DriverFacts;
 use crate::node::errors::{invalid, refuse_unknown};
 use crate::node::file_node::CommonOptions;
 use crate::node::opened::OpenedNode;
@@ -13,6 +14,25 @@ use crate::open::context::OpenContext;
 use crate::stderr;
 
 use super::server_options::{refuse_left, take_timeout};
+
+/// The driver.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    options: &[&[
+        "server.host",
+        "server.port",
+        "path",
+        "user",
+        "host",
+        "port",
+        "host-key-check.mode",
+        "host-key-check.type",
+        "host-key-check.hash",
+        "host_key_check",
+        "timeout",
+    ]],
+
+    ..DriverFacts::named("ssh")
+};
 
 const DRIVER: &str = "ssh";
 
@@ -28,7 +48,7 @@ pub(super) async fn open(
     let storage = SshStorage::open(file).await?;
     Ok(OpenedNode {
         writable: common.writable,
-        ..OpenedNode::remote(DRIVER, storage)
+        ..OpenedNode::remote(FACTS, storage)
     })
 }
 

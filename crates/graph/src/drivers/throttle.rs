@@ -6,6 +6,7 @@ use vellum::Result;
 use vellum_options::Options;
 use vellum_storage::nodes::throttle::ThrottleStorage;
 
+use crate::node::driver::{DriverFacts, NamingKind};
 use crate::node::errors::{invalid, refuse_unknown};
 use crate::node::file_node::CommonOptions;
 use crate::node::opened::OpenedNode;
@@ -13,6 +14,18 @@ use crate::node::origin::Role;
 use crate::open::context::OpenContext;
 use crate::open::node::exchangeable_child;
 use crate::throttle_groups;
+
+/// The driver.
+pub(super) const FACTS: DriverFacts = DriverFacts {
+    options: &[&["throttle-group"]],
+    changes_file: true,
+    changeable: &["throttle-group"],
+    ..DriverFacts::filter("throttle").with_naming(
+        NamingKind::Filter,
+        &[&["throttle-group"]],
+        &["file"],
+    )
+};
 
 pub(super) async fn open(
     mut options: Options,
@@ -33,5 +46,5 @@ pub(super) async fn open(
     let storage = Arc::new(ThrottleStorage::new(file.storage(), group));
     let node = around.place.parent.as_deref().unwrap_or_default();
     throttle_groups::note(node, &storage);
-    Ok(file.filter("throttle", storage))
+    Ok(file.filter(FACTS, storage))
 }

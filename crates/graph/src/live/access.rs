@@ -19,11 +19,9 @@ use vellum::{Error, ErrorKind, Result};
 use crate::live::nodes::Nodes;
 use crate::live::state::GraphState;
 use crate::live::uses::{Changes, Keeps, Passes, Use, User};
+use crate::node::driver::DriverFacts;
 use crate::node::errors::{MADE_UP, busy, cycle, invalid_target};
 use crate::node::place::NodePlace;
-
-/// Drivers of nodes that are as long as what they stand on.
-const FOLLOWING: [&str; 3] = ["copy-on-read", "preallocate", "raw"];
 
 /// What the users of a node want, for what it stands on.
 #[derive(Debug, Clone, Copy, Default)]
@@ -156,20 +154,20 @@ impl GraphState {
     /// The nodes that are as long as one that they stand on, and note that as they are opened: as in QEMU they
     /// follow it to another size. Those below a node that has to keep its size are left out.
     pub(crate) fn following_size(&self, name: &str) -> Vec<String> {
-        let has_driver = |name: &str, drivers: &[&str]| {
+        let has_driver = |name: &str, is_wanted: fn(&DriverFacts) -> bool| {
             let node = self.nodes.get(name);
-            node.is_some_and(|node| drivers.contains(&node.opened.driver))
+            node.is_some_and(|node| is_wanted(&node.opened.driver))
         };
         let can_be_renewed = |name: &&str| {
             let together = self.standing_directly(&[(*name).to_owned()]);
             let mut together = together.iter();
-            together.all(|one| has_driver(one, &FOLLOWING) || has_driver(one, &["throttle"]))
+            together.all(|one| has_driver(one, |it| it.follows_size || it.name == "throttle"))
         };
         // What only the node above knows is opened with that.
         let is_part = name.starts_with(MADE_UP);
         let above = self.changed_with(name).into_iter().skip(1);
         let above = above.filter(|_| !is_part);
-        let following = above.filter(|one| has_driver(one, &FOLLOWING));
+        let following = above.filter(|one| has_driver(one, |it| it.follows_size));
         following
             .filter(can_be_renewed)
             .map(str::to_owned)

@@ -27,7 +27,7 @@ impl Nodes {
         let named = self.lock();
         let node = named.nodes.get(node)?;
         let image = match &node.opened.kind {
-            NodeKind::Device(device) if node.opened.driver == "qcow2" => Some(device.clone()),
+            NodeKind::Device(device) if node.opened.driver.name == "qcow2" => Some(device.clone()),
             _ => None,
         };
         let recorder = match node.is_filter {

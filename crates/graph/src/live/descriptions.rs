@@ -142,7 +142,7 @@ impl GraphState {
         let below = below.map(|one| (one.wanted.role.clone(), self.led_to(one, led).to_owned()));
         Some(Told {
             origin: node.origin.clone()?,
-            driver: node.opened.driver,
+            driver: node.opened.driver.name,
             is_inactive: node.is_inactive(),
             below: below.collect(),
             text: self.whole_description(name, led)?.to_string(),
@@ -164,7 +164,7 @@ impl GraphState {
             is_apart && known.is_some_and(|(role, known)| *role == one.wanted.role && known == node)
         };
         origin.is_some_and(|origin| Arc::ptr_eq(origin, &told.origin))
-            && node.opened.driver == told.driver
+            && node.opened.driver.name == told.driver
             && node.is_inactive() == told.is_inactive
             && self.uses.by(name).all(&mut is_same)
             && below.next().is_none()
@@ -201,7 +201,7 @@ impl GraphState {
             options.set_text("node-name", name);
         }
         if options.get_text("driver").is_none() {
-            options.set_text("driver", node.opened.driver);
+            options.set_text("driver", node.opened.driver.name);
         }
         let mut has_backing = false;
         for one in self.uses.by(name) {
@@ -225,10 +225,10 @@ impl GraphState {
                 }
             }
         }
-        if node.opened.driver == "quorum" {
+        if node.opened.driver.name == "quorum" {
             number_anew(&mut options);
         }
-        if !has_backing && node.opened.driver == "qcow2" {
+        if !has_backing && node.opened.driver.name == "qcow2" {
             options.take_group("backing");
             options.set("backing", Scalar::Null);
         }

@@ -102,7 +102,7 @@ impl GraphState {
         let child = |one: &Use| Some((one.wanted.role.clone(), number(&one.node)?));
         Position {
             name: name.to_owned(),
-            driver: node.opened.driver,
+            driver: node.opened.driver.name,
             children: self.uses.by(name).filter_map(child).collect(),
             behind: node.is_filter.then(|| number(&node.owner)).flatten(),
             is_filter: node.is_filter_driver(),

@@ -336,7 +336,7 @@ impl Nodes {
     pub fn file_paths(&self) -> Vec<String> {
         let named = self.lock();
         let path = |node: &Node| match &node.opened.kind {
-            NodeKind::Storage(storage) if node.opened.driver == "file" => {
+            NodeKind::Storage(storage) if node.opened.driver.name == "file" => {
                 Some(storage.name().to_owned())
             }
             _ => None,

@@ -13,7 +13,7 @@ impl Nodes {
     pub(crate) async fn moment_of(&self, name: &str, kind: &NodeKind) -> Option<Arc<Moment>> {
         let is_filter = {
             let named = self.lock();
-            named.nodes.get(name)?.opened.driver == "copy-before-write"
+            named.nodes.get(name)?.opened.driver.name == "copy-before-write"
         };
         let (true, NodeKind::Device(device)) = (is_filter, kind) else {
             return None;

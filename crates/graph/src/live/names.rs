@@ -9,10 +9,10 @@ use vellum::Result;
 use vellum::qcow2::BackingName;
 use vellum_options::Options;
 
-use crate::display::{Name, name_of_node};
 use crate::live::node::Node;
 use crate::live::nodes::Nodes;
 use crate::live::state::GraphState;
+use crate::node::display::{Name, name_of_node};
 use crate::node::errors::unknown_node;
 use crate::node::opened::NodeKind;
 
@@ -141,7 +141,7 @@ impl GraphState {
     fn below_copies<'a>(&'a self, name: &'a str) -> &'a str {
         let mut name = name;
         while let Some(node) = self.nodes.get(name) {
-            let role = match node.opened.driver {
+            let role = match node.opened.driver.name {
                 "copy-on-read" => "file",
                 "blkdebug" => "image",
                 _ => break,
@@ -192,7 +192,7 @@ impl GraphState {
             known.get(child).cloned()
         };
         name_of_node(
-            Cow::Borrowed(node.opened.driver),
+            node.opened.driver,
             options,
             child,
             self.other_backing(name, node, known),
@@ -214,7 +214,7 @@ impl GraphState {
         let filter = self.filter_of(backing);
         let backing = known.get(backing)?;
         if let Some(filter) = filter {
-            return Some(json!({"driver": filter.opened.driver, "backing": backing.json()}));
+            return Some(json!({"driver": filter.opened.driver.name, "backing": backing.json()}));
         }
         let same = by_header || (text.is_some() && text == Some(backing.text()));
         (!same).then(|| backing.json())

@@ -7,6 +7,7 @@ use vellum::{BlockDevice, Result};
 use crate::live::node::Node;
 use crate::live::node_bitmaps::NodeBitmaps;
 use crate::live::nodes::Nodes;
+use crate::node::driver::DriverFacts;
 use crate::node::errors::{duplicate, invalid, is_well_formed};
 use crate::node::file_node::UnlockedFile;
 use crate::node::opened::{NodeKind, OpenedNode};
@@ -90,7 +91,7 @@ impl Nodes {
     pub fn show_filter(
         &self,
         name: &str,
-        driver: &'static str,
+        driver: DriverFacts,
         of: &str,
         device: Arc<dyn BlockDevice>,
     ) -> Result<()> {

@@ -81,18 +81,6 @@ impl Node {
     }
 }
 
-/// Drivers that show what they stand on.
-const FILTERS: [&str; 8] = [
-    "blkdebug",
-    "blklogwrites",
-    "blkverify",
-    "compress",
-    "copy-before-write",
-    "copy-on-read",
-    "preallocate",
-    "throttle",
-];
-
 impl Node {
     /// Whether it may have bitmaps, of its image's or its own; no file is asked.
     pub(crate) fn may_have_bitmaps(&self) -> bool {
@@ -102,7 +90,7 @@ impl Node {
     /// Whether it is an image that holds bitmaps; no file is asked.
     pub(crate) fn stores_bitmaps(&self) -> bool {
         match &self.opened.kind {
-            NodeKind::Device(device) if self.opened.driver == "qcow2" => {
+            NodeKind::Device(device) if self.opened.driver.name == "qcow2" => {
                 let image = device.as_qcow2();
                 image.is_some_and(|image| !image.bitmaps().are_none())
             }
@@ -112,7 +100,7 @@ impl Node {
 
     /// Whether it shows another node, with something done on the way.
     pub(crate) fn is_filter_driver(&self) -> bool {
-        FILTERS.contains(&self.opened.driver)
+        self.opened.driver.is_filter
     }
 
     /// Whether it is its header, which says `text`, that names the node which it stands on.

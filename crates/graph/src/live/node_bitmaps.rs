@@ -25,7 +25,7 @@ impl NodeBitmaps {
         let bitmaps = NodeBitmaps::default();
         // A filter shows what is below it, but has bitmaps of its own.
         if let NodeKind::Device(device) = &node.kind
-            && device.info().format == node.driver
+            && device.info().format == node.driver.name
         {
             for bitmap in foreign_image::stored_bitmaps(&**device) {
                 bitmaps.recorder.add(bitmap);

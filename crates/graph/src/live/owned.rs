@@ -56,7 +56,8 @@ impl Nodes {
     pub fn roots_over(&self, driver: &str, is_called: impl Fn(&str) -> bool) -> Vec<String> {
         let named = self.lock();
         let is_wanted = |(name, node): (&String, &Node)| {
-            let found = node.opened.driver == driver && is_called(&node.opened.kind.shown_name());
+            let found =
+                node.opened.driver.name == driver && is_called(&node.opened.kind.shown_name());
             found.then(|| name.clone())
         };
         let mut over: Vec<String> = named.nodes.iter().filter_map(is_wanted).collect();

@@ -220,17 +220,17 @@ impl GraphState {
     }
 }
 
-/// Drivers of nodes that are not the same once their options are opened a second time.
-const WITH_A_PAST: [&str; 2] = ["blklogwrites", "copy-before-write"];
-
 impl GraphState {
     /// Refuses to open a node anew with what only it knows, if that would begin a second time.
     pub(crate) fn check_past_below(&self, name: &str) -> Result<()> {
         let below = self.uses.by(name);
         for one in below.filter(|one| one.node.starts_with(MADE_UP)) {
             let driver = self.nodes.get(&one.node).map(|node| node.opened.driver);
-            if let Some(driver) = driver.filter(|driver| WITH_A_PAST.contains(driver)) {
-                let why = format!("the '{driver}' node below it has no name to be kept by");
+            if let Some(driver) = driver.filter(|driver| driver.has_past) {
+                let why = format!(
+                    "the '{}' node below it has no name to be kept by",
+                    driver.name
+                );
                 return busy(name, Some(why));
             }
             self.check_past_below(&one.node)?;

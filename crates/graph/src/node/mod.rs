@@ -3,6 +3,8 @@
 
 pub mod backing_name;
 mod borrowed;
+pub mod display;
+pub mod driver;
 pub mod errors;
 pub mod file_node;
 pub mod foreign_image;

@@ -10,6 +10,7 @@ use vellum::{BlockDevice, Raw, RawOptions, Result, Storage};
 use vellum_options::OpenFlags;
 
 use crate::node::backing_name;
+use crate::node::driver::DriverFacts;
 use crate::node::errors::invalid;
 use crate::node::file_node::{FileUse, UnlockedFile};
 
@@ -23,8 +24,8 @@ pub(crate) enum NodeKind {
 /// An open node.
 #[derive(Debug, Clone)]
 pub struct OpenedNode {
-    /// The name of its driver.
-    pub driver: &'static str,
+    /// What there is to know of its driver.
+    pub driver: DriverFacts,
     pub(crate) kind: NodeKind,
     /// The device that a filter stands on, which knows where bytes lie.
     pub(crate) filtered: Option<Filtered>,
@@ -43,7 +44,7 @@ pub(crate) struct Filtered {
 
 impl OpenedNode {
     /// A file on another machine, to be read: nothing here protects it.
-    pub(crate) fn remote(driver: &'static str, storage: Arc<dyn Storage>) -> OpenedNode {
+    pub(crate) fn remote(driver: DriverFacts, storage: Arc<dyn Storage>) -> OpenedNode {
         OpenedNode {
             driver,
             kind: NodeKind::Storage(storage),
@@ -54,7 +55,7 @@ impl OpenedNode {
     }
 
     /// A format, whose files are locked.
-    pub(crate) fn device(driver: &'static str, device: Arc<dyn BlockDevice>) -> OpenedNode {
+    pub(crate) fn device(driver: DriverFacts, device: Arc<dyn BlockDevice>) -> OpenedNode {
         OpenedNode {
             driver,
             writable: !device.info().read_only,
@@ -65,8 +66,8 @@ impl OpenedNode {
     }
 
     /// A filter over this node.
-    pub(crate) fn filter(self, driver: &'static str, storage: Arc<dyn Storage>) -> OpenedNode {
-        let is_debugger = driver == "blkdebug";
+    pub(crate) fn filter(self, driver: DriverFacts, storage: Arc<dyn Storage>) -> OpenedNode {
+        let is_debugger = driver.name == "blkdebug";
         let filtered = match &self.kind {
             NodeKind::Device(device) => Some(Filtered {
                 device: device.clone(),
@@ -149,7 +150,7 @@ impl OpenedNode {
             NodeKind::Device(device) => Ok(device),
             NodeKind::Storage(storage) => {
                 let options = RawOptions::default().read_only(!self.writable);
-                let raw = Raw::open_as(self.driver, storage, options)?;
+                let raw = Raw::open_as(self.driver.name, storage, options)?;
                 Ok(match self.filtered {
                     Some(below) if below.may_refuse_status => Filter::new(raw, below.device),
                     Some(below) => Filter::passing_status(raw, below.device),

@@ -12,6 +12,7 @@ use vellum_options::{OpenFlags, Options};
 
 use crate::live::new_node::NameClaim;
 use crate::live::nodes::{Nodes, Turn};
+use crate::node::driver::DriverFacts;
 use crate::node::errors::inactive_child;
 use crate::node::file_node::{self, CommonOptions, FileUse};
 use crate::node::opened::OpenedNode;
@@ -22,10 +23,10 @@ use crate::node::policy::FilePolicy;
 /// A node, or a device, on its way.
 pub(crate) type Opening<T = OpenedNode> = Pin<Box<dyn Future<Output = Result<T>>>>;
 
-/// A driver: its name, and how it opens a node.
+/// A driver: what there is to know of it, and how it opens a node.
 #[derive(Debug)]
 pub(crate) struct Driver {
-    pub(crate) name: &'static str,
+    pub(crate) facts: DriverFacts,
     pub(crate) open: Open,
 }
 
@@ -45,6 +46,9 @@ pub(crate) struct OpenFormat {
     pub(crate) file_use: FileUse,
     pub(crate) open: fn(FormatOpening) -> Opening<Arc<dyn BlockDevice>>,
 }
+
+/// A format, as the table of drivers has it.
+pub(crate) type NamedFormat = (DriverFacts, OpenFormat);
 
 /// An image on its way.
 pub(crate) struct FormatOpening {
@@ -74,17 +78,17 @@ impl fmt::Debug for DriverTable {
 impl DriverTable {
     /// The driver of a name.
     pub(crate) fn find(self, name: &str) -> Result<&'static Driver> {
-        let found = self.0.iter().find(|driver| driver.name == name);
+        let found = self.0.iter().find(|driver| driver.facts.name == name);
         found.ok_or_else(|| file_node::unknown_driver(name))
     }
 
     /// As [`DriverTable::find`], of a format.
-    pub(crate) fn find_format(self, name: &str) -> Result<(&'static str, OpenFormat)> {
+    pub(crate) fn find_format(self, name: &str) -> Result<NamedFormat> {
         match self.find(name)? {
             Driver {
-                name,
+                facts,
                 open: Open::Format(format),
-            } => Ok((name, *format)),
+            } => Ok((*facts, *format)),
             Driver {
                 open: Open::Node(_),
                 ..

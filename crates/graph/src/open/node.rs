@@ -11,7 +11,7 @@ use crate::node::errors::{inactive_child, invalid, missing};
 use crate::node::file_node::{CommonOptions, FileUse};
 use crate::node::opened::OpenedNode;
 use crate::node::origin::{Origin, Role};
-use crate::open::context::{Driver, FormatOpening, Open, OpenContext, OpenFormat};
+use crate::open::context::{Driver, FormatOpening, NamedFormat, Open, OpenContext};
 use crate::open::probing::probe_file;
 
 /// Opens a node with everything below it.
@@ -63,10 +63,10 @@ pub async fn open_node(
             ..
         }) => open(options, common, below).await?,
         Some(Driver {
-            name,
+            facts,
             open: Open::Format(format),
         }) => {
-            let format = Some((*name, *format));
+            let format = Some((*facts, *format));
             Box::pin(open_format(format, options, common, below)).await?
         }
         None => Box::pin(open_format(None, options, common, below)).await?,
@@ -75,7 +75,7 @@ pub async fn open_node(
         name: "bdrv_open_common",
         node = node_name,
         filename,
-        format_name = opened.driver,
+        format_name = opened.driver.name,
         writable = opened.writable
     );
     let opened = detecting(opened, detect_zeroes, around).await?;
@@ -204,9 +204,6 @@ pub(crate) async fn exchangeable_child(
     around.nodes.linked(&around.place, key, found)
 }
 
-/// A format, as the table of drivers has it.
-pub(crate) type NamedFormat = (&'static str, OpenFormat);
-
 /// Opens a format, found out from the content if none is given, with the file under it.
 async fn open_format(
     format: Option<NamedFormat>,
@@ -215,7 +212,7 @@ async fn open_format(
     mut around: OpenContext,
 ) -> Result<OpenedNode> {
     let is_probed = format.is_none();
-    let (mut file, (name, format)) = open_format_file(&mut options, format, &around).await?;
+    let (mut file, (facts, format)) = open_format_file(&mut options, format, &around).await?;
     if common.auto_read_only && !file.writable {
         common.writable = false;
         around.flags.writable = false;
@@ -234,14 +231,14 @@ async fn open_format(
     }
     file.lock(&around.flags, format.file_use).await?;
     let opening = FormatOpening {
-        format: name,
+        format: facts.name,
         is_probed,
         file: file.storage(),
         options,
         common,
         around,
     };
-    Ok(OpenedNode::device(name, (format.open)(opening).await?))
+    Ok(OpenedNode::device(facts, (format.open)(opening).await?))
 }
 
 /// Opens the node under a format, and finds out the format if none is given. The

@@ -2,14 +2,11 @@
 
 use vellum::{Buffer, Buffers, Error, ErrorKind, Result, Storage};
 
-use crate::open::context::{DriverTable, OpenFormat};
+use crate::open::context::{DriverTable, NamedFormat};
 use crate::probe::{PROBE_BYTES, Probed, probe};
 
 /// The format of a file by its first bytes.
-pub(crate) async fn probe_file(
-    file: &dyn Storage,
-    drivers: DriverTable,
-) -> Result<(&'static str, OpenFormat)> {
+pub(crate) async fn probe_file(file: &dyn Storage, drivers: DriverTable) -> Result<NamedFormat> {
     let len_bytes = file.len_bytes()?.min(PROBE_BYTES as u64) as usize;
     let start = file
         .read(0, Buffers::from_iter([Buffer::zeroed(len_bytes)]))

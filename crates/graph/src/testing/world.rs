@@ -17,6 +17,7 @@ use vellum_storage::MemStorage;
 use crate::Nodes;
 use crate::live::joining::NodeUse;
 use crate::live::uses::{RequiredAccess, User};
+use crate::node::driver::DriverFacts;
 use crate::node::opened::{NodeKind, OpenedNode};
 use crate::node::place::NodePlace;
 
@@ -151,7 +152,7 @@ impl World {
     pub async fn add_over(&self, name: &str, file: Volatile, how: impl FnOnce(&str) -> String) {
         let below = format!("{name}-file");
         let node = OpenedNode {
-            driver: "file",
+            driver: DriverFacts::named("file"),
             kind: NodeKind::Storage(Arc::new(file.clone())),
             filtered: None,
             files: Vec::new(),

@@ -27,8 +27,8 @@ pub struct ForeignFormat {
     pub(crate) check: Option<Check>,
     /// Whether a check can mend what it finds.
     pub(crate) repairs: bool,
-    /// Options of a node, beside its file and its backing file.
-    pub(crate) options: &'static [&'static str],
+    /// Lists of options of a node, beside its file and its backing file.
+    pub(crate) options: &'static [&'static [&'static str]],
     /// Whether clusters may be written compressed, in images of some kind.
     pub(crate) compresses: bool,
     /// Whether images have backing files.

@@ -22,9 +22,16 @@ pub use crate::node::foreign_image::{
     told_dirty,
 };
 pub use format::{Creation, ForeignFormat, New, Opening, Pending, QmpKind, QmpOption};
+pub(crate) use only_read::{BOCHS, CLOOP, DMG};
 pub(crate) use opening::open;
-pub(crate) use table::node_options;
+pub(crate) use parallels::FORMAT as PARALLELS;
+pub(crate) use qcow::FORMAT as QCOW;
+pub(crate) use qed::FORMAT as QED;
 pub use table::{check, compresses, find, has_backing};
+pub(crate) use vdi::FORMAT as VDI;
 pub use vellum_foreign::{
     BackingName, CheckReport, CompressedWrites, Fact, Facts, Fix, ForeignImage,
 };
+pub(crate) use vhdx::FORMAT as VHDX;
+pub(crate) use vmdk::FORMAT as VMDK;
+pub(crate) use vpc::FORMAT as VPC;

@@ -7,15 +7,15 @@ use vellum_foreign::{bochs, cloop, dmg};
 
 use super::format::{ForeignFormat, Opening, Pending};
 
-pub(super) const BOCHS: ForeignFormat = format("bochs", |opening| {
+pub(crate) const BOCHS: ForeignFormat = format("bochs", |opening| {
     Box::pin(async move { Ok(bochs::open(file(opening)?).await? as Arc<dyn BlockDevice>) })
 });
 
-pub(super) const CLOOP: ForeignFormat = format("cloop", |opening| {
+pub(crate) const CLOOP: ForeignFormat = format("cloop", |opening| {
     Box::pin(async move { Ok(cloop::open(file(opening)?).await? as Arc<dyn BlockDevice>) })
 });
 
-pub(super) const DMG: ForeignFormat = format("dmg", |opening| {
+pub(crate) const DMG: ForeignFormat = format("dmg", |opening| {
     Box::pin(async move { Ok(dmg::open(file(opening)?).await? as Arc<dyn BlockDevice>) })
 });
 

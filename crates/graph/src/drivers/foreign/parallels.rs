@@ -8,7 +8,7 @@ use vellum_options::create_options::{OptionDescription, OptionType, SIZE, option
 
 use super::format::{Creation, ForeignFormat, New, Opening, QmpKind, no_extents, qmp};
 
-pub(super) const FORMAT: ForeignFormat = ForeignFormat {
+pub(crate) const FORMAT: ForeignFormat = ForeignFormat {
     name: "parallels",
     open: |opening| Box::pin(open(opening)),
     create: Some(Creation {
@@ -20,7 +20,7 @@ pub(super) const FORMAT: ForeignFormat = ForeignFormat {
     }),
     check: Some(|file, fix, _| Box::pin(parallels::repair(file, fix))),
     repairs: true,
-    options: &["prealloc-size", "prealloc-mode"],
+    options: &[&["prealloc-size", "prealloc-mode"]],
     compresses: false,
     has_backing: false,
 };

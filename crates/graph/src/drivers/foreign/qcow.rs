@@ -10,7 +10,7 @@ use crate::encryption;
 
 use super::format::{Creation, ForeignFormat, New, Opening, QmpKind, no_extents, qmp};
 
-pub(super) const FORMAT: ForeignFormat = ForeignFormat {
+pub(crate) const FORMAT: ForeignFormat = ForeignFormat {
     name: "qcow",
     open: |opening| Box::pin(open(opening)),
     create: Some(Creation {
@@ -25,7 +25,7 @@ pub(super) const FORMAT: ForeignFormat = ForeignFormat {
     }),
     check: None,
     repairs: false,
-    options: &["encrypt.format", "encrypt.key-secret"],
+    options: &[&["encrypt.format", "encrypt.key-secret"]],
     compresses: true,
     has_backing: true,
 };

@@ -11,7 +11,7 @@ use vellum_options::create_options::{
 
 use super::format::{Creation, ForeignFormat, New, Opening, QmpKind, no_extents, qmp};
 
-pub(super) const FORMAT: ForeignFormat = ForeignFormat {
+pub(crate) const FORMAT: ForeignFormat = ForeignFormat {
     name: "qed",
     open: |opening| Box::pin(open(opening)),
     create: Some(Creation {

@@ -29,11 +29,6 @@ pub fn find(name: &str) -> Option<&'static ForeignFormat> {
     FORMATS.iter().find(|format| format.name == name)
 }
 
-/// Options of a format's nodes, beside its file and its backing file.
-pub(crate) fn node_options(name: &str) -> &'static [&'static str] {
-    find(name).map_or(&[], |format| format.options)
-}
-
 /// Whether images of a format of this name, of some kind at least, take compressed writes.
 pub fn compresses(name: &str) -> bool {
     find(name).is_some_and(|format| format.compresses)

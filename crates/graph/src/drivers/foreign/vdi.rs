@@ -8,7 +8,7 @@ use vellum_options::create_options::{CreateSettings, OptionDescription, OptionTy
 
 use super::format::{Creation, ForeignFormat, Opening, QmpKind, no_extents, qmp};
 
-pub(super) const FORMAT: ForeignFormat = ForeignFormat {
+pub(crate) const FORMAT: ForeignFormat = ForeignFormat {
     name: "vdi",
     open: |opening| Box::pin(open(opening)),
     create: Some(Creation {

@@ -10,7 +10,7 @@ use super::format::{
     Creation, ForeignFormat, New, Opening, QmpKind, no_extents, not_accepted, qmp,
 };
 
-pub(super) const FORMAT: ForeignFormat = ForeignFormat {
+pub(crate) const FORMAT: ForeignFormat = ForeignFormat {
     name: "vhdx",
     open: |opening| Box::pin(open(opening)),
     create: Some(Creation {

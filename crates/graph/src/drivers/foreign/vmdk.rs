@@ -18,7 +18,7 @@ use crate::open::node::{open_node, optional_child};
 
 use super::format::{Creation, ForeignFormat, New, Opening, QmpKind, qmp};
 
-pub(super) const FORMAT: ForeignFormat = ForeignFormat {
+pub(crate) const FORMAT: ForeignFormat = ForeignFormat {
     name: "vmdk",
     open: |opening| Box::pin(open(opening)),
     create: Some(Creation {

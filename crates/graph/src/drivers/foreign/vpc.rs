@@ -10,7 +10,7 @@ use super::format::{
     Creation, ForeignFormat, New, Opening, QmpKind, no_extents, not_accepted, qmp,
 };
 
-pub(super) const FORMAT: ForeignFormat = ForeignFormat {
+pub(crate) const FORMAT: ForeignFormat = ForeignFormat {
     name: "vpc",
     open: |opening| Box::pin(open(opening)),
     create: Some(Creation {
@@ -29,7 +29,7 @@ pub(super) const FORMAT: ForeignFormat = ForeignFormat {
     }),
     check: None,
     repairs: false,
-    options: &[SIZE_CALCULATION],
+    options: &[&[SIZE_CALCULATION]],
     compresses: false,
     has_backing: true,
 };
