@@ -57,6 +57,14 @@ impl Nodes {
     /// # Errors
     /// If there is none, or the old one cannot be made durable: then they stay with it.
     pub async fn redirect_to(&self, held: DrainedUsers, name: &str) -> Result<()> {
+        if !mutants::is(Mutant::LeaveUnflushed) {
+            self.flush(&held.node).await?;
+        }
+        self.redirect_flushed(held, name).await
+    }
+
+    /// As [`Nodes::redirect_to`], where all that users have written is durable, and they are held up since.
+    pub(crate) async fn redirect_flushed(&self, held: DrainedUsers, name: &str) -> Result<()> {
         {
             let mut named = self.lock();
             named.check_exchangeable(&held.node)?;
@@ -65,9 +73,6 @@ impl Nodes {
             named.stop_sharing(std::slice::from_ref(&held.node));
         }
         let device = self.device(name)?;
-        if !mutants::is(Mutant::LeaveUnflushed) {
-            self.flush(&held.node).await?;
-        }
         let note = self.before_leading.note(self, Some((&held.node, name)));
         if let Some(note) = note {
             note.await?;

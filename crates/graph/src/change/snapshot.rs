@@ -16,10 +16,6 @@ impl Nodes {
     /// In QEMU's words, if one of them is not there, the overlay is used, or cannot be one.
     pub async fn snapshot(&self, node: &str, overlay: &str) -> Result<()> {
         self.check_snapshot(node, overlay)?;
-        // What cannot be made durable is left alone before anything is changed.
-        if !mutants::is(Mutant::LeaveUnflushed) {
-            self.flush(node).await?;
-        }
         // An overlay over an inactive node is inactive, as in QEMU.
         let inactivated = match self.is_inactive(node) {
             true => self.affected_by_activity(Some(overlay), false)?,
@@ -63,8 +59,8 @@ impl Nodes {
 
     /// Has the users of a node use another one: the overlay that stands on it, say.
     async fn lead_over(&self, node: &str, overlay: &str) -> Result<()> {
-        // Opening the overlay took its time: so users are held up only for what they write
-        // while this runs.
+        // Opening the overlay took its time. Users are held up only for what they write while this runs, and
+        // what cannot be made durable holds nobody up.
         if !mutants::is(Mutant::LeaveUnflushed) {
             self.flush(node).await?;
         }
@@ -74,11 +70,11 @@ impl Nodes {
         let mut spared: Vec<User> = held_above.nodes().map(User::Node).collect();
         spared.push(User::Node(overlay.to_owned()));
         let held = self.hold_but(node, &spared).await?;
-        if above.is_empty() {
-            return self.redirect_to(held, overlay).await;
-        }
         if !mutants::is(Mutant::LeaveUnflushed) {
             self.flush(node).await?;
+        }
+        if above.is_empty() {
+            return self.redirect_flushed(held, overlay).await;
         }
         let on = |below: &str| {
             let change = |(name, role): &(String, String)| {
@@ -88,7 +84,7 @@ impl Nodes {
         };
         self.renew_held(&held_above, Noting::Elsewhere, on(overlay))
             .await?;
-        let led = self.redirect_to(held, overlay).await;
+        let led = self.redirect_flushed(held, overlay).await;
         if led.is_err() {
             self.renew_held(&held_above, Noting::Elsewhere, on(node))
                 .await?;
