@@ -35,15 +35,16 @@ fn room_is_used_before_requests_fail() {
     });
 }
 
-/// Scenarios that got ENOSPC while free clusters held blocks: for a mapped hole, and for a cluster of its own.
+/// Scenarios that got ENOSPC while free clusters held blocks: for a mapped hole, for a cluster of its own, and for a
+/// mapped hole when other requests had left all free clusters out.
 #[test]
 fn blocks_of_free_clusters_are_room() {
     let explorer = Explorer {
         space: true,
         ..Explorer::new(engine())
     };
-    for seed in [215, 2506] {
-        if let Err(found) = explorer.seed(seed, 1) {
+    for seed in [215, 2506, 6528] {
+        if let Err(found) = explorer.seed(seed, 20) {
             panic!("seed {seed}: {}", found.failure);
         }
     }

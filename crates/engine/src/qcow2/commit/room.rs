@@ -114,7 +114,9 @@ impl Image {
             return true;
         }
         let was_left_out = self.allocator.end_room_search();
-        let is_last_resort = was_left_out && is_full(error) && !search.is_last;
+        // A cluster that was left out may hold some blocks, though not all that it needs itself.
+        let needs_any_block = search.in_place_clusters > 0;
+        let is_last_resort = was_left_out && !search.is_last && (is_full(error) || needs_any_block);
         if may_go_on && is_last_resort {
             // Clusters that failed with ENOSPC for other requests may have room by now, and a block that
             // one of those left out holds is room for any.
