@@ -35,7 +35,7 @@ impl OpenContext {
 /// Opens an image with everything it stands on, as QEMU's tools would.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for options that are unknown, wrong or contradict each other;
+/// [`ErrorKind::InvalidArgument`](vellum::ErrorKind::InvalidArgument) for options that are unknown, wrong or contradict each other;
 /// what opening its files and reading its metadata report. The text is what QEMU prints after
 /// `Could not open 'name': `; see [`vellum_options::error_text`].
 pub async fn open_device(spec: &ImageSpec, flags: &OpenFlags) -> Result<Arc<dyn BlockDevice>> {
@@ -45,7 +45,7 @@ pub async fn open_device(spec: &ImageSpec, flags: &OpenFlags) -> Result<Arc<dyn 
 /// Like [`open_device`], with a say in which files the image may name.
 ///
 /// # Errors
-/// As [`open_device`], and [`ErrorKind::Denied`] for a file that `policy` does not allow.
+/// As [`open_device`], and [`ErrorKind::Denied`](vellum::ErrorKind::Denied) for a file that `policy` does not allow.
 pub async fn open_device_with(
     spec: &ImageSpec,
     flags: &OpenFlags,

@@ -3,6 +3,7 @@
 mod cycles;
 mod dependencies;
 mod documents;
+mod heads;
 mod layers;
 mod names;
 mod promises;
@@ -26,6 +27,7 @@ pub fn run(mut arguments: lexopt::Parser) -> Result<()> {
     let mut findings = layers::findings(&metadata)?;
     findings.extend(dependencies::findings(&workspace, &metadata)?);
     findings.extend(cycles::findings(&workspace)?);
+    findings.extend(heads::findings(&workspace)?);
     findings.extend(sources::findings(&workspace)?);
     findings.extend(names::findings(&workspace)?);
     findings.extend(promises::findings(&workspace)?);

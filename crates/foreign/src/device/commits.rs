@@ -16,7 +16,7 @@ pub(super) struct Commits<C> {
     pub(super) begun: AtomicU64,
     /// How many have ended well, as `begun` counts.
     pub(super) ended: AtomicU64,
-    /// [`Layout::begin_changes`] has ended.
+    /// `Layout::begin_changes` has ended.
     pub(super) changing: AtomicBool,
     pub(super) first: Mutex<()>,
 }

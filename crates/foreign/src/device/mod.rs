@@ -1,4 +1,4 @@
-//! [`MappedDevice`]: the block device over any [`Layout`].
+//! [`MappedDevice`]: the block device over any `Layout`.
 //!
 //! ```text
 //!   read     lookup -> one run: the storage's own request; several: side by side

@@ -24,17 +24,11 @@ pub mod descriptor;
 pub mod manifest;
 mod member;
 mod package;
+mod plain_name;
 pub mod tar;
 
 pub use descriptor::{Descriptor, FileReference, VirtualDisk};
 pub use manifest::{Algorithm, Manifest, Sum};
 pub use member::MemberStorage;
 pub use package::{Member, Package};
-
-/// A name without the `./` that some programs put before it.
-pub fn plain_name(mut name: &str) -> &str {
-    while let Some(rest) = name.strip_prefix("./") {
-        name = rest;
-    }
-    name
-}
+pub use plain_name::plain_name;

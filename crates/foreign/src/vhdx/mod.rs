@@ -20,6 +20,7 @@
 mod bat;
 mod check;
 mod create;
+mod errors;
 mod guid;
 mod header;
 mod image;
@@ -35,15 +36,9 @@ mod space;
 mod tests;
 mod writer;
 
-use vellum::{Error, ErrorKind};
-
 pub use check::check;
 pub use create::{CreateOptions, Subformat, create};
+pub(crate) use errors::invalid;
 pub use guid::Guid;
 pub use layout::{OpenOptions, VhdxLayout, open, parent};
 pub use parent::ParentLocator;
-
-/// That the bytes are no image, or one that breaks the format's rules.
-fn invalid(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidImage, "open", message)
-}

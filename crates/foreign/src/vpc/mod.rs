@@ -20,6 +20,7 @@
 
 mod bitmap;
 mod create;
+mod errors;
 mod footer;
 mod geometry;
 mod header;
@@ -30,14 +31,8 @@ mod space;
 #[cfg(test)]
 mod tests;
 
-use vellum::{Error, ErrorKind};
-
 pub use create::{CreateOptions, Subformat, create};
+pub(crate) use errors::invalid;
 pub use footer::SizeCalculation;
 pub use layout::{OpenOptions, VpcLayout, open, parent};
 pub use parent::Parent;
-
-/// That the bytes are no image, or one that breaks the format's rules.
-fn invalid(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidImage, "open", message)
-}

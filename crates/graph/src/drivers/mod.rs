@@ -1,4 +1,4 @@
-//! The drivers that nodes may name: one file each, and one line each in the table ([`all`]).
+//! The drivers that nodes may name: one file each, and one line each in the table (`table.rs`).
 
 mod blkdebug;
 mod blklogwrites;

@@ -241,17 +241,7 @@ pub(crate) async fn open(opening: FormatOpening) -> Result<Arc<dyn BlockDevice>>
         open.compression = flags.compression;
     }
     open.reproducible = flags.reproducible;
-    open.purpose = match flags {
-        OpenFlags {
-            for_check: true, ..
-        } => OpenPurpose::Check,
-        OpenFlags {
-            metadata_only: true,
-            ..
-        } => OpenPurpose::Metadata,
-        OpenFlags { no_data: true, .. } => OpenPurpose::Locked,
-        _ => OpenPurpose::GuestData,
-    };
+    open.purpose = purpose_of(flags);
     let given = backing::take(&mut options, &around).await?;
     let journal = write_log::take(&mut options)?;
     let wanted = checksums::take(&mut options)?;
@@ -295,6 +285,21 @@ pub(crate) async fn open(opening: FormatOpening) -> Result<Arc<dyn BlockDevice>>
         (warn)(&format!("{}: warning: {danger}\n", program()));
     }
     Ok(device)
+}
+
+/// What an image is opened for.
+fn purpose_of(flags: &OpenFlags) -> OpenPurpose {
+    match flags {
+        OpenFlags {
+            for_check: true, ..
+        } => OpenPurpose::Check,
+        OpenFlags {
+            metadata_only: true,
+            ..
+        } => OpenPurpose::Metadata,
+        OpenFlags { no_data: true, .. } => OpenPurpose::Locked,
+        _ => OpenPurpose::GuestData,
+    }
 }
 
 /// Opens the files that belong to the image and that the user names: its write log, its checksums.

@@ -9,7 +9,7 @@ use crate::node::opened::NodeKind;
 #[derive(Debug, Default)]
 pub(crate) struct Openings {
     pub(crate) by_root: BTreeMap<String, PendingNode>,
-    /// The names of nodes of which the children are being opened, see [`NameClaim`].
+    /// The names of nodes of which the children are being opened, see [`NameClaim`](super::NameClaim).
     pub(crate) claims: BTreeSet<String>,
     /// What was opened for some that were given up.
     pub(crate) abandoned: Vec<NodeKind>,

@@ -17,7 +17,7 @@ impl Nodes {
     /// Finds a bitmap by its name, in a node or in the next one below it that has one of the name; says which.
     ///
     /// # Errors
-    /// As [`bitmap::find`].
+    /// As [`node_bitmap::find`].
     pub async fn find_bitmap(
         &self,
         from: &str,

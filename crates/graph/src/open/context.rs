@@ -1,4 +1,4 @@
-//! [`OpenContext`]: what is around a node that is being opened, and [`Driver`]: how one is opened.
+//! [`OpenContext`]: what is around a node that is being opened, and `Driver`: how one is opened.
 //!
 //! The table of all drivers ([`crate::drivers`]) is handed in with the context: what opens nodes knows no driver.
 

@@ -43,7 +43,7 @@ pub fn has_backing(name: &str) -> bool {
 /// where that is asked for. Other files that it names are opened as far as `policy` allows.
 ///
 /// # Errors
-/// As opening the image, [`ErrorKind::Denied`] for a file that `policy` does not allow, and what the storage says.
+/// As opening the image, [`ErrorKind::Denied`](vellum::ErrorKind::Denied) for a file that `policy` does not allow, and what the storage says.
 pub async fn check(
     format: &str,
     file: &Arc<dyn Storage>,

@@ -1,6 +1,10 @@
-use super::*;
-use alloc::vec;
 use alloc::vec::Vec;
+
+use crate::stream::MAX_HEADER_BYTES;
+
+use alloc::vec;
+
+use super::*;
 
 const SIZE: u64 = 8 << 20;
 

@@ -1,6 +1,10 @@
-use super::*;
-use crate::MemStorage;
 use vellum_io::lane::block_on;
+
+use crate::MemStorage;
+use crate::nodes::debug::debugger::HasDebugger;
+use crate::nodes::debug::{Action, Injection, Rule};
+
+use super::*;
 
 fn quiet(_: &str) {}
 

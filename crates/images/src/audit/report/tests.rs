@@ -6,6 +6,8 @@ use vellum_format::header::field;
 use vellum_io::lane;
 use vellum_storage::MemStorage;
 
+use crate::audit::Form;
+
 use super::*;
 
 fn qcow2(options: CreateOptions) -> Vec<u8> {
