@@ -42,6 +42,22 @@ impl QueueControl {
         self.has_news.store(true, Ordering::Release);
         self.waker.wake();
     }
+
+    fn ask_to_stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.tell();
+    }
+
+    /// Whether there is something below, which is looked at from now on.
+    pub(super) fn take_news(&self) -> bool {
+        self.has_news.load(Ordering::Relaxed) && self.has_news.swap(false, Ordering::AcqRel)
+    }
+
+    /// Whether the queue must not sleep. A stop stays one, whoever has taken the news that told of it: the queue
+    /// may have looked for a stop just before.
+    pub(super) fn has_something(&self) -> bool {
+        self.has_news.load(Ordering::Acquire) || self.stop.load(Ordering::Acquire)
+    }
 }
 
 impl RunningQueue {
@@ -84,8 +100,7 @@ impl RunningQueue {
     /// # Errors
     /// If its lane has ended.
     pub(super) async fn stop(self) -> Result<u16> {
-        self.control.stop.store(true, Ordering::Release);
-        self.control.tell();
+        self.control.ask_to_stop();
         self.life.await
     }
 }
@@ -106,5 +121,20 @@ async fn look_after(control: Arc<QueueControl>, disk: Arc<Disk>, number: u16) {
         control.error.lock().get_or_insert(None);
         control.tell();
         control.signals.make_room(stuck);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_that_took_the_news_of_its_stop_does_not_sleep() {
+        let control = QueueControl::default();
+        assert!(!control.has_something());
+        control.ask_to_stop();
+        assert!(control.take_news());
+        assert!(!control.take_news());
+        assert!(control.has_something());
     }
 }

@@ -390,10 +390,9 @@ impl Queue {
     }
 
     fn take_news(&self) {
-        if !self.control.has_news.load(Ordering::Relaxed) {
+        if !self.control.take_news() {
             return;
         }
-        self.control.has_news.store(false, Ordering::Release);
         if let Some(call) = self.control.call.lock().take() {
             *self.call.borrow_mut() = call.map(Arc::new);
             // The guest may have missed what the one before was told.
@@ -424,7 +423,7 @@ impl Queue {
     /// Whether there is something to do.
     fn has_work(&self) -> bool {
         self.unsignalled.get()
-            || self.control.has_news.load(Ordering::Acquire)
+            || self.control.has_something()
             || self.has_room() && (!self.left.borrow().is_empty() || self.ring.borrow().has_more())
     }
 
@@ -458,7 +457,7 @@ impl Queue {
         kicked: &mut Option<Io<()>>,
     ) -> Poll<Result<Woken>> {
         self.control.waker.register(context.waker());
-        if self.unsignalled.get() || self.control.has_news.load(Ordering::Acquire) {
+        if self.unsignalled.get() || self.control.has_something() {
             return Poll::Ready(Ok(Woken::Other));
         }
         let waiting = kicked.get_or_insert_with(|| wait_readable(kick));
