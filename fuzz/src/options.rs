@@ -1,6 +1,6 @@
 //! Whatever a user or an image writes as options, names and rules is taken or refused.
 
-use vellum_graph::reopen;
+use vellum_graph::merged_options;
 use vellum_options::{ImageSpec, Options, Scalar, filename, ini, options, size};
 
 /// Groups of [`ini::parse`], as `blkdebug` has them.
@@ -16,11 +16,12 @@ pub fn check_options(data: &[u8]) {
     if let Ok(parsed) = Options::parse(&text) {
         let again = Options::parse(&written(&parsed)).expect("what was parsed parses");
         assert_eq!(again, parsed);
-        let drivers = reopen::Drivers {
+        let drivers = merged_options::Drivers {
             format: "raw",
             backing: None,
         };
-        let merged = reopen::merge(&parsed, &Options::new(), drivers).expect("nothing changes");
+        let merged =
+            merged_options::merge(&parsed, &Options::new(), drivers).expect("nothing changes");
         assert_eq!(merged, parsed);
         take_all(parsed);
     }

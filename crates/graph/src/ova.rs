@@ -9,8 +9,8 @@ pub use vellum_foreign::ova::{
 use vellum_options::{OpenFlags, Options};
 
 use crate::node::file_node::FileUse;
+use crate::node::file_policy::FilePolicy;
 use crate::node::origin::Role;
-use crate::node::policy::FilePolicy;
 use crate::open::context::OpenContext;
 use crate::open::node::open_node;
 

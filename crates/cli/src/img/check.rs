@@ -13,7 +13,7 @@ use vellum::qcow2::info::live_write_log;
 use vellum::qcow2::{AsQcow2, read_header};
 use vellum::{BlockDevice, Error, Storage};
 use vellum_format::features::{Autoclear, Incompatible};
-use vellum_graph::node::policy::FilePolicy;
+use vellum_graph::node::file_policy::FilePolicy;
 use vellum_graph::{foreign, open_device};
 use vellum_io::error::errno_text;
 use vellum_io::lane;

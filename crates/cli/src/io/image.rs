@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use vellum::qcow2::AsQcow2;
 use vellum::{BlockDevice, Error, ErrorKind, RequestFlags, Result, ZeroRequest};
+use vellum_graph::merged_options::{self, Drivers};
 use vellum_graph::open_device;
-use vellum_graph::reopen::{self, Drivers};
 use vellum_images::overlay;
 use vellum_io::Buffer;
 use vellum_io::error::errno_text;
@@ -388,7 +388,7 @@ fn merge(
     };
     Ok(ImageSpec {
         added: Options::new(),
-        source: Source::Options(reopen::merge(&old.options()?, &new, drivers)?),
+        source: Source::Options(merged_options::merge(&old.options()?, &new, drivers)?),
         format: None,
         name: old.name.clone(),
     })

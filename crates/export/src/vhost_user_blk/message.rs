@@ -104,59 +104,76 @@ pub(super) struct ConfigPart {
     pub(super) bytes: Vec<u8>,
 }
 
-/// What a client asks for.
+/// What a client asks for: the requests of the protocol, whose names stand beside those that differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Message {
     GetFeatures,
     SetFeatures(u64),
     SetOwner,
     ResetOwner,
+    /// SET_MEM_TABLE
     SetMemoryTable(Vec<RegionDescription>),
+    /// SET_LOG_BASE
     SetLog(LogArea),
-    /// What is to be told of bits that were set.
+    /// SET_LOG_FD: what is to be told of bits that were set.
     SetLogDescriptor,
+    /// SET_VRING_NUM
     SetRingSize {
         queue: u32,
         size: u32,
     },
+    /// SET_VRING_ADDR
     SetRingAddresses {
         queue: u32,
         addresses: RingAddresses,
     },
+    /// SET_VRING_BASE
     SetRingBase {
         queue: u32,
         base: u32,
     },
+    /// GET_VRING_BASE
     GetRingBase {
         queue: u32,
     },
+    /// SET_VRING_KICK
     SetKick {
         queue: u32,
         has_descriptor: bool,
     },
+    /// SET_VRING_CALL
     SetCall {
         queue: u32,
         has_descriptor: bool,
     },
+    /// SET_VRING_ERR
     SetError {
         queue: u32,
         has_descriptor: bool,
     },
     GetProtocolFeatures,
     SetProtocolFeatures(u64),
+    /// GET_QUEUE_NUM
     GetQueueCount,
+    /// SET_VRING_ENABLE
     SetRingEnable {
         queue: u32,
         enable: bool,
     },
+    /// SET_BACKEND_REQ_FD
     SetBackendChannel,
     GetConfig(ConfigPart),
     SetConfig(ConfigPart),
+    /// GET_INFLIGHT_FD
     GetInFlight(InFlightArea),
+    /// SET_INFLIGHT_FD
     SetInFlight(InFlightArea),
     ResetDevice,
+    /// GET_MAX_MEM_SLOTS
     GetMemorySlots,
+    /// ADD_MEM_REG
     AddRegion(RegionDescription),
+    /// REM_MEM_REG
     RemoveRegion(RegionDescription),
 }
 

@@ -7,9 +7,9 @@ use crate::drivers;
 use crate::live::new_node::NewNode;
 use crate::live::nodes::Nodes;
 use crate::node::errors::invalid;
+use crate::node::file_policy::FilePolicy;
 use crate::node::origin::Role;
 use crate::node::place::{NodePlace, Turns};
-use crate::node::policy::FilePolicy;
 use crate::open::context::OpenContext;
 use crate::open::node::open_node;
 

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use vellum::BlockDevice;
 use vellum_options::Options;
 
+use crate::merged_options;
 use crate::node::driver::{DriverFacts, NamingKind};
 use crate::node::file_node::{CommonOptions, FileUse};
 use crate::open::context::{
     Driver, DriverTable, FormatOpening, Open, OpenContext, OpenFormat, Opening,
 };
-use crate::reopen;
 
 use super::foreign::{self, ForeignFormat};
 use super::{
@@ -165,7 +165,7 @@ pub fn option_names(driver: &str) -> impl Iterator<Item = &'static str> {
     let own = own.iter().copied().flatten().copied();
     let own = own.filter(|name| !name.ends_with('.'));
     let common = ["driver", "node-name", "file", "backing"];
-    common.into_iter().chain(own).chain(reopen::COMMON)
+    common.into_iter().chain(own).chain(merged_options::COMMON)
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use vellum_options::{CacheMode, OpenFlags, Options};
 
 use crate::node::file_node::CommonOptions;
+use crate::node::file_policy::FilePolicy;
 use crate::node::place::NodePlace;
-use crate::node::policy::FilePolicy;
 
 /// What a missing driver means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

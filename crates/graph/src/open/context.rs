@@ -15,10 +15,10 @@ use crate::live::nodes::{Nodes, Turn};
 use crate::node::driver::DriverFacts;
 use crate::node::errors::inactive_child;
 use crate::node::file_node::{self, CommonOptions, FileUse};
+use crate::node::file_policy::FilePolicy;
 use crate::node::opened::OpenedNode;
 use crate::node::origin::Origin;
 use crate::node::place::NodePlace;
-use crate::node::policy::FilePolicy;
 
 /// A node, or a device, on its way.
 pub(crate) type Opening<T = OpenedNode> = Pin<Box<dyn Future<Output = Result<T>>>>;

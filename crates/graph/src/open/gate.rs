@@ -8,7 +8,7 @@ use vellum_options::{ImageSpec, OpenFlags, filename};
 
 use crate::node::file_node::FileUse;
 use crate::node::origin::Role;
-use crate::open::below::{backing_flags, open_below};
+use crate::open::backing::{backing_flags, open_below};
 use crate::open::context::OpenContext;
 use crate::open::node::open_node;
 use crate::write_log;
@@ -108,7 +108,7 @@ mod tests {
     use vellum::ErrorKind;
     use vellum_options::{ImageSpec, OpenFlags};
 
-    use crate::node::policy::FilePolicy;
+    use crate::node::file_policy::FilePolicy;
     use crate::open_device_with;
 
     #[test]

@@ -1,11 +1,10 @@
 //! Opening: nodes with all that they stand on, as far as the policy allows.
 
 pub mod backing;
-pub(crate) mod below;
 pub mod context;
 pub mod gate;
 pub mod node;
-mod probing;
+mod probe_file;
 
 pub use context::OpenContext;
 pub use node::open_node;

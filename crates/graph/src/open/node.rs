@@ -12,7 +12,7 @@ use crate::node::file_node::{CommonOptions, FileUse};
 use crate::node::opened::OpenedNode;
 use crate::node::origin::{Origin, Role};
 use crate::open::context::{Driver, FormatOpening, NamedFormat, Open, OpenContext};
-use crate::open::probing::probe_file;
+use crate::open::probe_file::probe_file;
 
 /// Opens a node with everything below it.
 ///

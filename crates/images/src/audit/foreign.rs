@@ -10,7 +10,7 @@ use vellum::luks::CryptMethod;
 use vellum::{ErrorKind, Result, Storage};
 use vellum_foreign::{vhdx, vpc};
 use vellum_graph::foreign::{self, CheckReport, Facts, Fix, ForeignFormat, Opening};
-use vellum_graph::node::policy::FilePolicy;
+use vellum_graph::node::file_policy::FilePolicy;
 use vellum_graph::open::OpenContext;
 use vellum_options::{OpenFlags, Options, error_text};
 

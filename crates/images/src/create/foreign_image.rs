@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vellum::{Preallocation, Result, Storage};
 use vellum_graph::foreign::{Creation, New};
-use vellum_graph::node::policy::FilePolicy;
+use vellum_graph::node::file_policy::FilePolicy;
 use vellum_graph::open::OpenContext;
 use vellum_options::create_options::CreateSettings;
 use vellum_options::{OpenFlags, filename};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use vellum::{ErrorKind, Storage};
 use vellum_graph::foreign::{Fix, check};
-use vellum_graph::node::policy::FilePolicy;
+use vellum_graph::node::file_policy::FilePolicy;
 use vellum_images::create;
 
 #[test]

@@ -9,7 +9,7 @@ use vellum_foreign::{CheckReport, Fix};
 use vellum_options::Options;
 use vellum_options::create_options::{CreateSettings, OptionDescription};
 
-use crate::node::policy::FilePolicy;
+use crate::node::file_policy::FilePolicy;
 use crate::open::context::OpenContext;
 
 /// What opens, makes or checks an image.

@@ -11,7 +11,7 @@ use crate::drivers::foreign::table::find;
 use crate::node::backing_name::Named;
 use crate::node::errors::refuse_unknown_of_format;
 use crate::node::file_node::unknown_driver;
-use crate::node::policy::FilePolicy;
+use crate::node::file_policy::FilePolicy;
 use crate::open::backing::{self, Override};
 use crate::open::context::{FormatOpening, OpenContext};
 use crate::open::gate::FileGate;

@@ -6,7 +6,7 @@ use vellum::{Result, Storage};
 use vellum_foreign::{CheckReport, Fix};
 
 use crate::drivers::foreign::format::ForeignFormat;
-use crate::node::policy::FilePolicy;
+use crate::node::file_policy::FilePolicy;
 
 use super::{only_read, parallels, qcow, qed, vdi, vhdx, vmdk, vpc};
 

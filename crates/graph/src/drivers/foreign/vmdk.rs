@@ -11,9 +11,9 @@ use vellum_options::create_options::{
 use vellum_options::{ImageSpec, OpenFlags, Options, filename};
 
 use crate::node::file_node::{self, FileUse};
+use crate::node::file_policy::FilePolicy;
 use crate::node::foreign_image::facts;
 use crate::node::origin::Role;
-use crate::node::policy::FilePolicy;
 use crate::open::node::{open_node, optional_child};
 
 use super::format::{Creation, ForeignFormat, New, Opening, QmpKind, qmp};
