@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use crate::place::Step::{Ask, Io, Wait};
+use crate::place::Step::{Ask, Io, RemoveLeft, Wait};
 use crate::place::{Step, Tolerance, alike, with};
 
 /// Jobs may be at different places when they are asked; their events are in order for each.
@@ -241,7 +241,7 @@ fn backup_begin_that_is_pulled() {
             "pulled",
             &["read -P 5 0 64k", "read -P 1 64k 64k", "read -P 2 128k 64k"],
         ),
-        Ask("block-export-del", json!({"id": "libvirt-4-format"})),
+        RemoveLeft("libvirt-4-format"),
         Ask("job-cancel", json!({"id": "backup-vda-libvirt-1-format"})),
     ]);
     script.extend(finish("backup-vda-libvirt-1-format", false));

@@ -170,6 +170,19 @@ impl Daemon {
         self.answer()
     }
 
+    /// Removes an export whose client has ended, of which the server may hear later.
+    fn remove_left_export(&mut self, id: &str) {
+        loop {
+            let answer = self.ask("block-export-del", json!({"id": id}));
+            let text = answer["error"]["desc"].as_str().unwrap_or_default();
+            if !text.ends_with("still in use") {
+                return;
+            }
+            self.answers.pop();
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// As [`Daemon::ask`]; it must succeed.
     pub fn must(&mut self, command: &str, arguments: Value) -> Value {
         let mut answer = self.ask(command, arguments);
@@ -266,11 +279,13 @@ pub enum Step {
     Wait(&'static str, &'static str),
     /// Until an event has come.
     Event(&'static str),
+    /// `block-export-del` of an export that an [`Step::Io`] has used.
+    RemoveLeft(&'static str),
     /// Commands of the real `qemu-io` for an export, by its name, at the socket `sock`.
     Io(&'static str, &'static [&'static str]),
 }
 
-use Step::{Ask, Event, Io, Say, Wait};
+use Step::{Ask, Event, Io, RemoveLeft, Say, Wait};
 
 /// Plays a script with both daemons, in a folder each: they must say the same.
 pub fn same(words: &[&str], script: &[Step]) {
@@ -304,6 +319,7 @@ pub fn alike(words: &[&str], script: &[Step], tolerance: &Tolerance) {
                     daemon.send(&format!("{text}\n"));
                     daemon.answer();
                 }
+                RemoveLeft(id) => daemon.remove_left_export(id),
                 Wait(id, status) => daemon.wait(id, status),
                 Event(name) => drop(daemon.event(name)),
                 Io(export, commands) => {
