@@ -22,11 +22,21 @@ use crate::wrap::WriteThrough;
 impl OpenContext {
     /// For a node that nothing leads to, with no nodes beside it, and all drivers.
     pub fn alone(flags: OpenFlags, policy: FilePolicy) -> OpenContext {
+        OpenContext::among(&Nodes::new(), NodePlace::default(), flags, policy)
+    }
+
+    /// For a node at a place in a graph.
+    pub(crate) fn among(
+        nodes: &Nodes,
+        place: NodePlace,
+        flags: OpenFlags,
+        policy: FilePolicy,
+    ) -> OpenContext {
         OpenContext {
             flags,
             policy,
-            place: NodePlace::default(),
-            nodes: Nodes::new(),
+            place,
+            nodes: nodes.clone(),
             drivers: drivers::all(),
         }
     }

@@ -90,7 +90,8 @@ fn strip_child(key: &str) -> Option<&str> {
     inner.or_else(|| key.strip_prefix("backing."))
 }
 
-fn text(value: &Scalar) -> String {
+/// A value as it is written on a command line.
+pub(crate) fn text(value: &Scalar) -> String {
     match value {
         Scalar::Text(text) => text.clone(),
         Scalar::Number(number) => number.to_string(),

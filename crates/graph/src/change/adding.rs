@@ -85,16 +85,11 @@ impl Nodes {
         let new = self.begin_opening(name, &options)?;
         let mut place = NodePlace::opening(name, turns);
         place.restored = restored;
-        let around = OpenContext {
-            flags: OpenFlags {
-                writable: true,
-                ..OpenFlags::default()
-            },
-            policy: FilePolicy::Any,
-            place,
-            nodes: self.clone(),
-            drivers: drivers::all(),
+        let flags = OpenFlags {
+            writable: true,
+            ..OpenFlags::default()
         };
+        let around = OpenContext::among(self, place, flags, FilePolicy::Any);
         // It names itself, as does every node below it that wants to.
         match open_node(options, Role::Image, &around).await {
             Ok(_) => Ok(new),

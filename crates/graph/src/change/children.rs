@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 use vellum::Result;
 
 use crate::change::renewed::{Noting, ReopenChanges};
-use crate::change::reopen::text;
 use crate::live::nodes::Nodes;
 use crate::live::state::GraphState;
 use crate::live::uses::Use;
+use crate::merged_options::text;
 use crate::node::errors::{cycle, invalid};
 use crate::node::quorum_children::{PREFIX, child_number};
 

@@ -25,7 +25,6 @@ use vellum::nodes::absent;
 use vellum_storage::file::FileStorage;
 use vellum_storage::mutants::{self, Mutant};
 
-use crate::drivers;
 use crate::node::driver::DriverFacts;
 use crate::open::context::OpenContext;
 
@@ -318,13 +317,8 @@ impl Nodes {
     }
 
     async fn open_anew(&self, name: &str, origin: Origin, held: &HeldNodes) -> Result<()> {
-        let around = OpenContext {
-            flags: origin.flags.clone(),
-            policy: origin.policy.clone(),
-            place: origin.place.clone(),
-            nodes: self.clone(),
-            drivers: drivers::all(),
-        };
+        let (flags, policy) = (origin.flags.clone(), origin.policy.clone());
+        let around = OpenContext::among(self, origin.place.clone(), flags, policy);
         let opened = open_node(origin.options.clone(), origin.role, &around).await;
         let mut named = self.lock();
         let opened = match opened {

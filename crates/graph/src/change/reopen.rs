@@ -13,6 +13,7 @@ use crate::drivers;
 use crate::live::nodes::Nodes;
 use crate::live::state::GraphState;
 use crate::live::uses::{Use, User};
+use crate::merged_options::text;
 use crate::node::driver::DriverFacts;
 use crate::node::errors::{MADE_UP, cycle, invalid, unknown_node};
 use crate::node::opened::NodeKind;
@@ -63,16 +64,6 @@ fn cannot_change(key: &str) -> vellum::Error {
 fn is_role(key: &str) -> bool {
     let role = key.split('.').next().unwrap_or_default();
     ROLES.contains(&role)
-}
-
-pub(crate) fn text(value: &Scalar) -> String {
-    match value {
-        Scalar::Text(text) => text.clone(),
-        Scalar::Number(number) => number.to_string(),
-        Scalar::Bool(true) => "on".to_owned(),
-        Scalar::Bool(false) => "off".to_owned(),
-        Scalar::Null => String::new(),
-    }
 }
 
 /// Refuses to change what cannot change of a node's own options.

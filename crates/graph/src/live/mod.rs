@@ -20,7 +20,6 @@ pub(crate) mod bases;
 pub(crate) mod bitmaps;
 pub(crate) mod child_access;
 pub(crate) mod descriptions;
-pub(crate) mod forgetting;
 pub(crate) mod graph_memo;
 pub(crate) mod inventory;
 pub(crate) mod joining;

@@ -125,6 +125,16 @@ fn not_closed(failures: &[(String, Error)]) -> Result<()> {
 }
 
 impl GraphState {
+    /// Forgets a node that is gone: whom users would be led from there too, unless a file of disks names it
+    /// and may bring it back.
+    fn forget_leads_of(&mut self, gone: &str) {
+        if !self.configured.contains(gone) {
+            self.leads.take(gone);
+        }
+        let (leads, nodes) = (&mut self.leads, &self.nodes);
+        leads.forget(gone, &|name| nodes.contains_key(name));
+    }
+
     /// Which of some roots nobody stands on but itself; the last one of these.
     fn next_to_close(&self, roots: &[String]) -> usize {
         // What stands on other nodes of a root gets these.
