@@ -36,6 +36,15 @@ impl Workspace {
         })
     }
 
+    /// The files that git knows and that match its patterns, by their paths in the work tree. One may be deleted, and
+    /// not yet in the index.
+    pub fn tracked(&self, patterns: &[&str]) -> Result<Vec<String>> {
+        let mut list = Command::new("git");
+        list.current_dir(&self.root).arg("ls-files").args(patterns);
+        let listing = process::output(&mut list)?;
+        Ok(listing.lines().map(str::to_owned).collect())
+    }
+
     /// A cargo command that runs in the work tree.
     pub fn cargo(&self) -> Command {
         let mut command = Command::new(cargo_program());

@@ -1,11 +1,8 @@
 //! The head of a folder (`mod.rs`) is its table of contents: what it is for, its modules, and the names that it passes
 //! on. What it would hold besides is found sooner in a file that is named for it.
 
-use std::process::Command;
-
 use anyhow::Result;
 
-use crate::process;
 use crate::workspace::Workspace;
 
 /// Heads that hold items still: none is added.
@@ -27,16 +24,11 @@ const STILL_TO_BE_EMPTIED: &[&str] = &[
 /// What breaks the rule.
 pub fn findings(workspace: &Workspace) -> Result<Vec<String>> {
     let mut findings = Vec::new();
-    let listing = process::output(
-        Command::new("git")
-            .args(["ls-files", "crates/*/src/*mod.rs"])
-            .current_dir(&workspace.root),
-    )?;
-    for head in listing.lines().filter(|name| name.ends_with("/mod.rs")) {
-        let Ok(text) = std::fs::read_to_string(workspace.root.join(head)) else {
+    for head in workspace.tracked(&["crates/*/src/*/mod.rs"])? {
+        let Ok(text) = std::fs::read_to_string(workspace.root.join(&head)) else {
             continue;
         };
-        let is_listed = STILL_TO_BE_EMPTIED.contains(&head);
+        let is_listed = STILL_TO_BE_EMPTIED.contains(&&*head);
         match (first_item(&text), is_listed) {
             (Some(item), false) => findings.push(format!(
                 "{head} holds `{item}`: the head of a folder holds modules and `use` alone"

@@ -1,11 +1,8 @@
 //! Names found inside images are opened through the gate alone: code that reads images of others
 //! opens no file itself, but for these files, whose names come from elsewhere.
 
-use std::process::Command;
-
 use anyhow::Result;
 
-use crate::process;
 use crate::workspace::Workspace;
 
 /// Crates that read what strangers have written.
@@ -75,14 +72,10 @@ const OPENERS: &[(&str, &str)] = &[
 
 /// What breaks the rules.
 pub fn findings(workspace: &Workspace) -> Result<Vec<String>> {
-    let mut list = Command::new("git");
-    list.current_dir(&workspace.root)
-        .arg("ls-files")
-        .args(FOLDERS);
-    let listing = process::output(&mut list)?;
+    let listing = workspace.tracked(&FOLDERS)?;
     let mut findings = Vec::new();
     let mut openers = Vec::new();
-    let sources = listing.lines().filter(|name| name.ends_with(".rs"));
+    let sources = listing.iter().filter(|name| name.ends_with(".rs"));
     for name in sources.filter(|name| !name.contains("/tests")) {
         let Ok(text) = std::fs::read_to_string(workspace.root.join(name)) else {
             continue;

@@ -1,11 +1,9 @@
 //! Rules for source files: how long they may be, and which crates forbid unsafe code.
 
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::Result;
 
-use crate::process;
 use crate::workspace::Workspace;
 
 /// Past this, a file is about more than one thing. Its tests do not count.
@@ -17,17 +15,11 @@ const FORBID_UNSAFE: &str = "#![forbid(unsafe_code)]";
 
 /// What breaks the rules.
 pub fn findings(workspace: &Workspace) -> Result<Vec<String>> {
-    let listing = process::output(
-        Command::new("git")
-            .current_dir(&workspace.root)
-            .args(["ls-files", "*.rs"]),
-    )?;
     let mut findings = Vec::new();
-    for name in listing.lines() {
-        let path = workspace.root.join(name);
-        // A file may be deleted here and not yet in the index.
+    for name in workspace.tracked(&["*.rs"])? {
+        let path = workspace.root.join(&name);
         if let Ok(text) = std::fs::read_to_string(&path) {
-            findings.extend(too_long(name, &text));
+            findings.extend(too_long(&name, &text));
         }
     }
     for name in WITHOUT_UNSAFE {
