@@ -40,13 +40,7 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
             None => start(arguments),
         },
     });
-    match done {
-        Ok(()) => 0,
-        Err(failure) => {
-            failure.report(&options());
-            1
-        }
-    }
+    Failure::exit_code(done, &options())
 }
 
 pub(crate) fn start(arguments: Arguments) -> Result<(), Failure> {
@@ -91,7 +85,7 @@ pub(crate) fn start(arguments: Arguments) -> Result<(), Failure> {
         // Also after an error: what was opened must be left clean.
         let closed = program.shut_down().await;
         if let (Some(path), true) = (&arguments.pid_file, program.pid_file_written.get()) {
-            // Somebody may have removed it already.
+            // It may be gone already.
             let _ = std::fs::remove_file(path);
         }
         run?;
@@ -119,7 +113,7 @@ pub(crate) async fn run(
         Some(brought) => brought?,
         None => return Ok(()),
     }
-    // Before anybody is told that it has started: what it takes then is what it will take.
+    // Before the start is announced: whoever measures its memory from then on sees what it keeps.
     program::discard_startup_pages();
     if let Some(path) = &arguments.pid_file {
         server::write_pid_file(path)
@@ -174,7 +168,7 @@ pub(crate) struct Program {
     pub(crate) daemon: Rc<Daemon>,
     monitors: RefCell<Vec<JoinHandle<()>>>,
     pid_file_written: Cell<bool>,
-    /// The file that says what there is, beside the command line.
+    /// The configuration file (`--config`), beside the command line.
     pub(super) config: Option<ConfigFile>,
     /// What was made at run time.
     pub(super) state: Option<StateFile>,

@@ -35,13 +35,7 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
         }
         Action::Mount => start(&arguments),
     });
-    match done {
-        Ok(()) => 0,
-        Err(failure) => {
-            failure.report(&options());
-            1
-        }
-    }
+    Failure::exit_code(done, &options())
 }
 
 /// What `--help` prints.

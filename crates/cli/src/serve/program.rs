@@ -42,13 +42,7 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
         }
         Action::Serve => start(&arguments),
     });
-    match done {
-        Ok(()) => 0,
-        Err(failure) => {
-            failure.report(&options());
-            1
-        }
-    }
+    Failure::exit_code(done, &options())
 }
 
 /// What `--help` prints.

@@ -60,4 +60,15 @@ impl Failure {
             Failure::AlreadyReported => {}
         }
     }
+
+    /// The exit code of a tool that has ended so; a failure is reported as by [`Failure::report`].
+    pub fn exit_code(done: Result<(), Failure>, options: &[Shape]) -> i32 {
+        match done {
+            Ok(()) => 0,
+            Err(failure) => {
+                failure.report(options);
+                1
+            }
+        }
+    }
 }

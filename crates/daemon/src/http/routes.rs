@@ -111,12 +111,10 @@ const fn post(
     arguments: &'static [(&'static str, Source)],
     summary: &'static str,
 ) -> Route {
+    let serves = Serves::Command(command, arguments);
     Route {
         method: Method::Post,
-        path,
-        serves: Serves::Command(command, arguments),
-        summary,
-        one_of: &[],
+        ..get(path, serves, summary)
     }
 }
 
@@ -126,12 +124,10 @@ const fn delete(
     arguments: &'static [(&'static str, Source)],
     summary: &'static str,
 ) -> Route {
+    let serves = Serves::Command(command, arguments);
     Route {
         method: Method::Delete,
-        path,
-        serves: Serves::Command(command, arguments),
-        summary,
-        one_of: &[],
+        ..get(path, serves, summary)
     }
 }
 
