@@ -77,7 +77,7 @@ pub fn main(program: &str, args: Vec<OsString>) -> i32 {
 }
 
 async fn look_at(image: &str, arguments: &Arguments) -> vellum::Result<Report> {
-    // What the other commands open by this name.
+    // As for the other commands, the name of a package alone stands for its disk.
     let package = match arguments.policy.format {
         None => ova_name::named_package(image),
         Some(_) => None,

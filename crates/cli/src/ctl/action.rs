@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-/// What is to be done.
+/// The action that a command line asks for.
 #[derive(Debug)]
 pub enum Action {
     /// To ask once.
@@ -18,7 +18,7 @@ pub enum Action {
     Top,
 }
 
-/// What is looked at before something is asked, and after.
+/// Checks of the daemon before and after the request.
 #[derive(Debug, Default)]
 pub struct Care {
     /// The path of a disk, of which the size that is asked for must leave nothing out.

@@ -120,7 +120,7 @@ pub(super) struct Chain {
     pub(super) is_busy: bool,
 }
 
-/// What is to be done.
+/// The next step that keeps a chain short.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Act {
     /// What lies from `top` to above `base` goes into that.
