@@ -158,13 +158,24 @@ impl Daemon {
 
     /// Waits until the server accepts connections on a unix socket.
     pub fn wait_for_socket(&mut self, socket: &str, limit: Duration) -> Result<()> {
+        self.wait_until(limit, || UnixStream::connect(socket).is_ok())
+    }
+
+    /// Waits until the server has written its pidfile, which it does once everything that its command line
+    /// asks for is there. A monitor's socket accepts connections before that, and `qemu-storage-daemon`
+    /// 10.0 then sometimes never answers, or crashes.
+    pub fn wait_for_pidfile(&mut self, pidfile: &Path, limit: Duration) -> Result<()> {
+        self.wait_until(limit, || pidfile.exists())
+    }
+
+    fn wait_until(&mut self, limit: Duration, is_ready: impl Fn() -> bool) -> Result<()> {
         let deadline = Instant::now() + limit;
-        while UnixStream::connect(socket).is_err() {
+        while !is_ready() {
             if let Some(status) = self.child.try_wait()? {
                 bail!("{} ended with {status}{}", self.shown, self.last_words());
             }
             if Instant::now() > deadline {
-                bail!("{} does not listen{}", self.shown, self.last_words());
+                bail!("{} does not start{}", self.shown, self.last_words());
             }
             std::thread::sleep(POLL_INTERVAL);
         }

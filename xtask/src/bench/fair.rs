@@ -268,10 +268,10 @@ fn start(server: &Server, place: &Place, disks: usize) -> Result<Daemon> {
     let chardev = format!("socket,id=monitor,path={QMP_SOCKET},server=on,wait=off");
     command.args(["--chardev", &chardev, "--monitor", "chardev=monitor"]);
     command.current_dir(&place.folder);
-    let log = place.folder.join("log");
-    let mut daemon = Daemon::start(&mut command, &log)?;
-    let socket = ShortPath::new(&place.folder, QMP_SOCKET)?;
-    daemon.wait_for_socket(socket.path(), START_LIMIT)?;
+    let pidfile = place.folder.join("pid");
+    command.arg("--pidfile").arg(&pidfile);
+    let mut daemon = Daemon::start(&mut command, &place.folder.join("log"))?;
+    daemon.wait_for_pidfile(&pidfile, START_LIMIT)?;
     Ok(daemon)
 }
 

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::MEMORY_FOLDER;
@@ -29,7 +29,6 @@ const WRITTEN: &str = "write -q -P 7 0 64M";
 const QMP_SOCKET: &str = "qmp.sock";
 const HTTP_SOCKET: &str = "http.sock";
 const START_LIMIT: Duration = Duration::from_secs(600);
-const LOOK_PAUSE: Duration = Duration::from_millis(2);
 /// How long daemons do nothing before, and while, that is measured.
 const CALM: Duration = Duration::from_secs(3);
 const IDLE: Duration = Duration::from_secs(10);
@@ -259,13 +258,8 @@ impl Starting<'_> {
     /// Waits until all disks of a daemon are served: then there is the file with its number.
     fn wait_for(&mut self, number: usize) -> Result<()> {
         let pidfile = self.path(number, "pid");
-        let daemon = &mut self.daemons[number];
-        while !pidfile.exists() {
-            ensure!(!daemon.has_ended()?, "it has ended:{}", daemon.last_words());
-            ensure!(self.begun.elapsed() < START_LIMIT, "it does not start");
-            std::thread::sleep(LOOK_PAUSE);
-        }
-        Ok(())
+        let left = START_LIMIT.saturating_sub(self.begun.elapsed());
+        self.daemons[number].wait_for_pidfile(&pidfile, left)
     }
 }
 

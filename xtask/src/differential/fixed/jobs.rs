@@ -20,6 +20,7 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 const JOB_LIMIT: Duration = Duration::from_secs(90);
 const LOOK_PAUSE: Duration = Duration::from_millis(5);
 const MONITOR: &str = "monitor";
+const PIDFILE: &str = "pid";
 
 /// What a job does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,7 +124,9 @@ fn run(game: &mut Game<'_>, kind: Kind, index: usize, place: &Place) -> Result<A
         .collect();
     let path = folder.join(MONITOR);
     let chardev = format!("socket,id=m,path={},server=on,wait=off", path.display());
+    let pidfile = folder.join(PIDFILE);
     all.extend(words(&["--chardev", &chardev, "--monitor", "m"]));
+    all.extend(["--pidfile".into(), pidfile.to_string_lossy().into_owned()]);
     let (mut command, name_shown) = match game.setting.tools[index] {
         Tool::Qemu => (
             process::program("qemu-storage-daemon")?,
@@ -138,11 +141,14 @@ fn run(game: &mut Game<'_>, kind: Kind, index: usize, place: &Place) -> Result<A
     let shown = process::shown(shown.args(&all));
     let lines = [format!("{shown} &"), format!("# QMP: {name} {arguments}")];
     game.runner.script.extend(lines);
-    let _ = std::fs::remove_file(&path);
-    let daemon = Daemon::start(
+    for left in [&path, &pidfile] {
+        let _ = std::fs::remove_file(left);
+    }
+    let mut daemon = Daemon::start(
         command.args(&all).current_dir(&folder),
         &folder.join("daemon.log"),
     )?;
+    daemon.wait_for_pidfile(&pidfile, START_LIMIT)?;
     let error = converse(&path, name, arguments, daemon)?;
     Ok(Answer {
         code: i32::from(error.is_some()),
@@ -154,23 +160,8 @@ fn run(game: &mut Game<'_>, kind: Kind, index: usize, place: &Place) -> Result<A
 }
 
 /// The error that the job ends with, if any.
-fn converse(
-    path: &Path,
-    name: &str,
-    arguments: Value,
-    mut daemon: Daemon,
-) -> Result<Option<String>> {
-    let path = path.to_string_lossy();
-    let deadline = Instant::now() + START_LIMIT;
-    let mut monitor = loop {
-        match Monitor::connect(&path) {
-            Ok(monitor) => break monitor,
-            Err(error) if daemon.has_ended()? || Instant::now() > deadline => {
-                bail!("no monitor ({error:#}): {}", daemon.last_words());
-            }
-            Err(_) => std::thread::sleep(LOOK_PAUSE),
-        }
-    };
+fn converse(path: &Path, name: &str, arguments: Value, daemon: Daemon) -> Result<Option<String>> {
+    let mut monitor = Monitor::connect(&path.to_string_lossy())?;
     monitor.ask(name, arguments)?;
     let deadline = Instant::now() + JOB_LIMIT;
     let error = loop {
