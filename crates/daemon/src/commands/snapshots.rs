@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use vellum::ErrorKind;
 use vellum::qcow2::info::SnapshotInfo;
 use vellum::qcow2::{AsQcow2, BackingName, NewSnapshot, SnapshotSelector};
+use vellum_graph::change::Snapshot;
 use vellum_graph::live::{NewNode, Turns, User, unknown, unknown_node};
 use vellum_graph::{Nodes, foreign};
 use vellum_images::create;
@@ -50,8 +51,7 @@ pub(super) struct OverlayRequest {
 /// An overlay that users were led to.
 #[derive(Debug)]
 pub(super) struct MadeOverlay {
-    node: String,
-    overlay: String,
+    snapshot: Snapshot,
     is_new: bool,
 }
 
@@ -164,11 +164,7 @@ impl OverlayRequest {
             Overlay::File { .. } => return Err(unknown(&node).into()),
         };
         match nodes.snapshot(&node, &overlay).await {
-            Ok(()) => Ok(MadeOverlay {
-                node,
-                overlay,
-                is_new,
-            }),
+            Ok(snapshot) => Ok(MadeOverlay { snapshot, is_new }),
             Err(error) => {
                 if is_new {
                     // Nobody has used it.
@@ -183,7 +179,7 @@ impl OverlayRequest {
 impl MadeOverlay {
     /// The users stay with the overlay: the node is only read from now on, as in QEMU.
     pub(super) async fn settle(&self, nodes: &Nodes) {
-        nodes.stop_writing(&self.node).await;
+        nodes.stop_writing(self.snapshot.node()).await;
     }
 
     /// Has the users use the node again, who have written nothing since.
@@ -192,15 +188,15 @@ impl MadeOverlay {
     /// What cannot be taken back stays: the overlay shows the same, and what is written from then on. No
     /// bitmap of the node notes that: where exports show one, all is dirty.
     pub(super) async fn undo(self, nodes: &Nodes) -> Result<(), Failure> {
-        let MadeOverlay { node, overlay, .. } = &self;
-        let Err(error) = nodes.undo_snapshot(node, overlay).await else {
+        let (node, overlay) = (self.snapshot.node(), self.snapshot.overlay());
+        let Err(error) = self.snapshot.undo(nodes).await else {
             if self.is_new {
                 let _ = nodes.remove(overlay).await;
             }
             return Ok(());
         };
         let why = error_text(&error);
-        if nodes.led_to(node).as_ref() != Some(overlay) {
+        if nodes.led_to(node).as_deref() != Some(overlay) {
             return Err(Failure::new(format!(
                 "the node '{overlay}' is still there, and stands on '{node}': {why}"
             )));

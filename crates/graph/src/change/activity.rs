@@ -2,7 +2,8 @@
 
 use vellum::Result;
 
-use crate::change::renewed::ReopenChanges;
+use crate::change::graph_change::GraphChange;
+use crate::change::reopen_changes::ReopenChanges;
 use crate::live::nodes::Nodes;
 use crate::node::errors::{invalid, unknown_node};
 
@@ -17,30 +18,24 @@ impl Nodes {
         if names.is_empty() {
             return Ok(());
         }
-        self.check_activity_change(names)?;
-        let changes = self.activity_changes(names, active);
-        self.renew_all(changes).await
+        self.activity_change(names, active)?.apply(self).await
     }
 
-    /// Opens a node anew, and makes it and others inactive with that.
-    pub(crate) async fn renew_with_activity(
-        &self,
-        name: &str,
-        change: ReopenChanges,
-        inactivated: &[String],
-    ) -> Result<()> {
-        self.check_activity_change(inactivated)?;
-        let mut changes = self.activity_changes(inactivated, false);
-        match changes.iter_mut().find(|(changed, _)| changed == name) {
-            Some((_, with)) => {
-                *with = ReopenChanges {
-                    active: with.active,
-                    ..change
-                };
-            }
-            None => changes.push((name.to_owned(), change)),
-        }
-        self.renew_all(changes).await
+    /// What [`Nodes::set_activity`] does.
+    ///
+    /// # Errors
+    /// If a job works on one of the nodes.
+    pub(crate) fn activity_change(&self, names: &[String], active: bool) -> Result<GraphChange> {
+        self.check_activity_change(names)?;
+        let state = self.lock();
+        // Others are opened by those above them.
+        let own = names.iter().filter(|name| !state.is_inside_another(name));
+        let change = ReopenChanges {
+            active: Some(active),
+            ..ReopenChanges::default()
+        };
+        let changes = own.map(|name| (name.clone(), change.clone()));
+        Ok(GraphChange::reopening(changes.collect()))
     }
 
     /// Refuses nodes that cannot change.
@@ -58,16 +53,5 @@ impl Nodes {
             }
         }
         Ok(())
-    }
-
-    /// What changes of nodes that are not opened by those above them.
-    fn activity_changes(&self, names: &[String], active: bool) -> Vec<(String, ReopenChanges)> {
-        let named = self.lock();
-        let own = names.iter().filter(|name| !named.is_inside_another(name));
-        let change = ReopenChanges {
-            active: Some(active),
-            ..ReopenChanges::default()
-        };
-        own.map(|name| (name.clone(), change.clone())).collect()
     }
 }

@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 
 use vellum::Result;
 
-use crate::change::renewed::{Noting, ReopenChanges};
+use crate::change::graph_change::GraphChange;
 use crate::live::nodes::Nodes;
 use crate::live::state::GraphState;
 use crate::live::uses::Use;
 use crate::merged_options::text;
-use crate::node::errors::{cycle, invalid};
+use crate::node::errors::invalid;
 use crate::node::quorum_children::{PREFIX, child_number};
 
 /// The driver whose nodes have such children.
@@ -55,11 +55,7 @@ impl GraphState {
         {
             return refuse("Cannot add a child to a quorum in blkverify mode".to_owned());
         }
-        let number = self.next_child(parent);
-        if self.stands_on(child, parent) {
-            return Err(cycle(child, parent, &format!("{PREFIX}{number}")));
-        }
-        Ok(number)
+        Ok(self.next_child(parent))
     }
 
     fn origin_option(&self, name: &str, key: &str) -> Option<String> {
@@ -115,7 +111,7 @@ impl Nodes {
             )));
         }
         let role = format!("{PREFIX}{number}");
-        self.renew_child(parent, &role, Some(child)).await?;
+        self.exchange_child(parent, &role, Some(child)).await?;
         self.lock().note_next_child(parent, number + 1);
         Ok(())
     }
@@ -130,7 +126,7 @@ impl Nodes {
             let child = named.check_old_child(parent, role)?;
             (child, named.next_child(parent))
         };
-        self.renew_child(parent, role, None).await?;
+        self.exchange_child(parent, role, None).await?;
         let is_last = child_number(role).is_some_and(|number| number + 1 == next);
         self.lock()
             .note_next_child(parent, next - u64::from(is_last));
@@ -139,10 +135,9 @@ impl Nodes {
 
     /// Opens a quorum anew with one child more or fewer. That is noted before its users go on: one that is
     /// gone lacks what they write then.
-    async fn renew_child(&self, parent: &str, role: &str, child: Option<&str>) -> Result<()> {
-        let change = ReopenChanges::child(role, child);
-        let changes = vec![(parent.to_owned(), change)];
-        self.renew_noting(Noting::Here, changes).await
+    async fn exchange_child(&self, parent: &str, role: &str, child: Option<&str>) -> Result<()> {
+        let change = GraphChange::child(parent, role, child);
+        change.noted().apply(self).await
     }
 
     /// Closes a node that was made with another one, which does not stand on it any more.

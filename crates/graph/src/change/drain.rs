@@ -69,6 +69,21 @@ impl Nodes {
         })
     }
 
+    /// Holds up those users of a node that can be held up.
+    pub(crate) async fn hold_linked(&self, name: &str) -> Vec<Drained> {
+        let _lifted = self.lift_limits(name);
+        let links: Vec<_> = {
+            let state = self.lock();
+            let uses = state.uses.of(name);
+            uses.filter_map(|one| one.link.clone()).collect()
+        };
+        let mut drained = Vec::with_capacity(links.len());
+        for link in links {
+            drained.push(link.drain().await);
+        }
+        drained
+    }
+
     /// Lets requests to a node, and to those below it, pass whatever limits they keep, for one
     /// who waits for them to end.
     pub fn lift_limits(&self, name: &str) -> Vec<Lifted> {

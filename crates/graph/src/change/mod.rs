@@ -7,18 +7,21 @@
 
 mod activity;
 mod adding;
+mod backing_header;
+mod blockdev_reopen;
 mod children;
 mod drain;
+mod front;
+mod graph_change;
 mod rebase;
-mod redirect;
-mod renew;
-pub(crate) mod renewed;
-pub(crate) mod reopen;
+pub(crate) mod reopen_changes;
+mod reopen_nodes;
 mod resize;
 mod snapshot;
 #[cfg(test)]
 mod tests;
 mod writable;
 
+pub use blockdev_reopen::may_change;
 pub use drain::DrainedUsers;
-pub use reopen::may_change;
+pub use snapshot::Snapshot;

@@ -3,10 +3,54 @@
 use vellum::Result;
 use vellum_storage::mutants::{self, Mutant};
 
-use crate::change::renewed::{Noting, ReopenChanges};
+use crate::change::graph_change::GraphChange;
+use crate::change::reopen_changes::ReopenChanges;
 use crate::live::nodes::Nodes;
 use crate::live::uses::User;
 use crate::node::errors::{cycle, invalid, unavailable, unknown};
+
+/// A snapshot that was made: an overlay stands on a node, and has its users.
+#[derive(Debug)]
+pub struct Snapshot {
+    node: String,
+    overlay: String,
+    /// What became inactive with the overlay, as the node was.
+    inactivated: Vec<String>,
+}
+
+impl Snapshot {
+    /// The node that the overlay stands on.
+    pub fn node(&self) -> &str {
+        &self.node
+    }
+
+    /// The node that users use now.
+    pub fn overlay(&self) -> &str {
+        &self.overlay
+    }
+
+    /// Takes it back, where no user has written anything since: users use the node again, and the overlay
+    /// stands on nothing.
+    ///
+    /// # Errors
+    /// If users cannot be led back: they go on with the overlay then.
+    pub async fn undo(&self, nodes: &Nodes) -> Result<()> {
+        nodes.lead_over(&self.overlay, &self.node).await?;
+        self.detach(nodes).await
+    }
+
+    /// Has the overlay, which holds nothing and which nobody uses, stand on nothing, as before.
+    async fn detach(&self, nodes: &Nodes) -> Result<()> {
+        let link = nodes.relinking(&self.overlay, "backing", None);
+        let change = GraphChange {
+            relinked: link.into_iter().collect(),
+            ..GraphChange::default()
+        };
+        let detached = change.apply(nodes).await;
+        let active = nodes.set_activity(&self.inactivated, true).await;
+        detached.and(active)
+    }
+}
 
 impl Nodes {
     /// Puts `overlay`, an image that stands on nothing and that nobody uses, over `node`:
@@ -14,27 +58,35 @@ impl Nodes {
     ///
     /// # Errors
     /// In QEMU's words, if one of them is not there, the overlay is used, or cannot be one.
-    pub async fn snapshot(&self, node: &str, overlay: &str) -> Result<()> {
+    pub async fn snapshot(&self, node: &str, overlay: &str) -> Result<Snapshot> {
         self.check_snapshot(node, overlay)?;
         // An overlay over an inactive node is inactive, as in QEMU.
         let inactivated = match self.is_inactive(node) {
             true => self.affected_by_activity(Some(overlay), false)?,
             false => Vec::new(),
         };
-        let renewal = ReopenChanges::child("backing", Some(node));
-        self.renew_with_activity(overlay, renewal, &inactivated)
-            .await?;
-        let attaches = self.is_used_by(overlay, |user| matches!(user, User::Job { .. }));
+        // Opening takes its time, for which users are not held up.
+        let mut attach = self.activity_change(&inactivated, false)?;
+        attach.reopen(overlay, ReopenChanges::child("backing", Some(node)));
+        attach.apply(self).await?;
+        let snapshot = Snapshot {
+            node: node.to_owned(),
+            overlay: overlay.to_owned(),
+            inactivated,
+        };
+        let attaches = self.is_used_by(overlay, User::is_job);
         let led = self.lead_over(node, overlay).await;
         if attaches {
             self.forget_led(node, overlay);
         }
-        if led.is_err() {
-            // The overlay holds nothing and nobody uses it: it stands on nothing, as before.
-            let _ = self.stand_on_another(overlay, None).await;
-            let _ = self.set_activity(&inactivated, true).await;
+        match led {
+            Ok(()) => Ok(snapshot),
+            Err(error) => {
+                // The first failure is the one to tell.
+                let _ = snapshot.detach(self).await;
+                Err(error)
+            }
         }
-        led
     }
 
     /// Has an image that stands on nothing stand on the node `below`, which shows what the image
@@ -43,53 +95,22 @@ impl Nodes {
     /// # Errors
     /// What opening the image anew meets; it stands on nothing then.
     pub async fn put_over(&self, image: &str, below: &str) -> Result<()> {
-        self.renew(image, &ReopenChanges::child("backing", Some(below)))
-            .await
-    }
-
-    /// Takes a snapshot back of which no user has written anything since: users use the node
-    /// again, and the overlay stands on nothing.
-    ///
-    /// # Errors
-    /// As [`Nodes::redirect_to`]; users go on with the overlay then.
-    pub async fn undo_snapshot(&self, node: &str, overlay: &str) -> Result<()> {
-        self.lead_over(overlay, node).await?;
-        self.stand_on_another(overlay, None).await
+        let change = GraphChange::child(image, "backing", Some(below));
+        change.apply(self).await
     }
 
     /// Has the users of a node use another one: the overlay that stands on it, say.
-    async fn lead_over(&self, node: &str, overlay: &str) -> Result<()> {
-        // Opening the overlay took its time. Users are held up only for what they write while this runs, and
-        // what cannot be made durable holds nobody up.
+    async fn lead_over(&self, from: &str, to: &str) -> Result<()> {
+        // Users are held up only for what they write while this runs, and what cannot be made durable holds
+        // nobody up.
         if !mutants::is(Mutant::LeaveUnflushed) {
-            self.flush(node).await?;
+            self.flush(from).await?;
         }
-        let above = self.lock().direct_users(node);
-        let names: Vec<String> = above.iter().map(|(name, _)| name.clone()).collect();
-        let held_above = self.begin_renewal(&names).await?;
-        let mut spared: Vec<User> = held_above.nodes().map(User::Node).collect();
-        spared.push(User::Node(overlay.to_owned()));
-        let held = self.hold_but(node, &spared).await?;
-        if !mutants::is(Mutant::LeaveUnflushed) {
-            self.flush(node).await?;
+        let mut change = GraphChange::leading(from, to);
+        for (above, role) in self.lock().direct_users(from) {
+            change.reopen(&above, ReopenChanges::child(&role, Some(to)));
         }
-        if above.is_empty() {
-            return self.redirect_flushed(held, overlay).await;
-        }
-        let on = |below: &str| {
-            let change = |(name, role): &(String, String)| {
-                (name.clone(), ReopenChanges::child(role, Some(below)))
-            };
-            above.iter().map(change).collect::<Vec<_>>()
-        };
-        self.renew_held(&held_above, Noting::Elsewhere, on(overlay))
-            .await?;
-        let led = self.redirect_flushed(held, overlay).await;
-        if led.is_err() {
-            self.renew_held(&held_above, Noting::Elsewhere, on(node))
-                .await?;
-        }
-        led
+        change.apply(self).await
     }
 
     fn check_snapshot(&self, node: &str, overlay: &str) -> Result<()> {
@@ -120,6 +141,6 @@ impl Nodes {
             return Err(unavailable("write"));
         }
         // Better now than when the overlay stands on it.
-        named.check_renewable(&named.standing_directly(&[node.to_owned()]), Some(node))
+        named.check_reopenable(&named.standing_directly(&[node.to_owned()]), Some(node))
     }
 }

@@ -3,6 +3,7 @@ mod led;
 mod merged;
 mod moments;
 mod opening;
+mod rebased;
 mod reopened;
 mod resized;
 mod stacked;

@@ -3,7 +3,8 @@
 use vellum::Result;
 use vellum_storage::mutants::{self, Mutant};
 
-use crate::change::renewed::ReopenChanges;
+use crate::change::graph_change::GraphChange;
+use crate::change::reopen_changes::ReopenChanges;
 use crate::live::nodes::Nodes;
 use crate::node::errors::{unavailable, unknown_node};
 
@@ -23,11 +24,12 @@ impl Nodes {
         if writable && self.is_inactive(name) {
             return Err(unavailable("write"));
         }
-        let renewal = ReopenChanges {
+        let changes = ReopenChanges {
             writable: Some(writable),
             ..ReopenChanges::default()
         };
-        self.renew(name, &renewal).await
+        let change = GraphChange::reopening(vec![(name.to_owned(), changes)]);
+        change.apply(self).await
     }
 
     /// Opens a node read-only that nobody writes to any more, so that others may read its file. It

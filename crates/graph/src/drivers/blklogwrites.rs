@@ -51,7 +51,7 @@ pub(super) async fn open(
     let chosen = LogOptions {
         sector_bytes,
         // One that is opened anew goes on where it was, also when another process has ended.
-        append: append || around.is_renewed() || around.place.restored,
+        append: append || around.is_reopened() || around.place.restored,
         update_interval,
         read_only: !common.writable,
     };

@@ -87,7 +87,7 @@ pub(super) async fn open(
     around: OpenContext,
 ) -> Result<OpenedNode> {
     let nodes = &around.nodes;
-    let numbers = numbers_of_children(&options, around.is_renewed())?;
+    let numbers = numbers_of_children(&options, around.is_reopened())?;
     let quorum = take(&mut options, numbers.len())?;
     let mut children = Vec::new();
     for number in numbers {

@@ -158,7 +158,7 @@ impl GraphState {
             let node = self.nodes.get(name);
             node.is_some_and(|node| is_wanted(&node.opened.driver))
         };
-        let can_be_renewed = |name: &&str| {
+        let can_be_reopened = |name: &&str| {
             let together = self.standing_directly(&[(*name).to_owned()]);
             let mut together = together.iter();
             together.all(|one| has_driver(one, |it| it.follows_size || it.name == "throttle"))
@@ -169,7 +169,7 @@ impl GraphState {
         let above = above.filter(|_| !is_part);
         let following = above.filter(|one| has_driver(one, |it| it.follows_size));
         following
-            .filter(can_be_renewed)
+            .filter(can_be_reopened)
             .map(str::to_owned)
             .collect()
     }

@@ -240,7 +240,7 @@ impl Nodes {
 
     /// Whether every node that is opened at a place has a name, if need be one that is made up.
     pub(crate) fn names_all(&self, place: &NodePlace) -> bool {
-        self.live && place.owner().is_some() && !place.renewal
+        self.live && place.owner().is_some() && !place.reopens
     }
 
     /// As [`Nodes::take_turn`], if nobody changes the graph.

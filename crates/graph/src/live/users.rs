@@ -93,7 +93,7 @@ impl GraphState {
 
     /// Refuses nodes that cannot be opened anew: a job works with them, or they belong to the one
     /// above alone. `but`: one that stays as it is.
-    pub(crate) fn check_renewable(&self, names: &[String], but: Option<&str>) -> Result<()> {
+    pub(crate) fn check_reopenable(&self, names: &[String], but: Option<&str>) -> Result<()> {
         self.check_all_shown(names)?;
         for name in names {
             let node = self.nodes.get(name).ok_or_else(|| unknown_node(name))?;

@@ -13,14 +13,14 @@ use crate::node::opened::{NodeKind, OpenedNode};
 
 impl Nodes {
     /// The node that is being opened under a name, with its writes watched if it is a storage.
-    /// One that `is_renewed` keeps what was noted of it.
-    pub(crate) fn watched(&self, name: &str, is_renewed: bool, opened: OpenedNode) -> OpenedNode {
+    /// One that `is_reopened` keeps what was noted of it.
+    pub(crate) fn watched(&self, name: &str, is_reopened: bool, opened: OpenedNode) -> OpenedNode {
         let NodeKind::Storage(storage) = &opened.kind else {
             return opened;
         };
         let watch = {
             let mut named = self.lock();
-            let kept = named.watches.get(name).filter(|_| is_renewed).cloned();
+            let kept = named.watches.get(name).filter(|_| is_reopened).cloned();
             let watch = kept.unwrap_or_else(|| self.new_watch(name));
             named.forget_watches();
             named.watches.insert(name.to_owned(), watch.clone());

@@ -17,7 +17,7 @@ pub struct NodePlace {
     /// What the node is to the one above it, where that one notes it.
     pub(crate) role: Option<String>,
     /// The node has its name, and is opened anew under it.
-    pub(crate) renewal: bool,
+    pub(crate) reopens: bool,
     /// It is opened as it was before a change that failed: nobody has come in its way since.
     pub(crate) reverts: bool,
     /// It is as a state file says that it was when another process ended.
@@ -68,7 +68,7 @@ impl NodePlace {
         NodePlace {
             parent: name.map(str::to_owned).or(self.parent.clone()),
             role: None,
-            renewal: false,
+            reopens: false,
             ..self.clone()
         }
     }

@@ -136,12 +136,12 @@ impl OpenContext {
     /// The name of the live node that is opened here, `given` or as it was before it was opened
     /// anew.
     pub(crate) fn own_name<'a>(&'a self, given: Option<&'a str>) -> Option<&'a str> {
-        let kept = self.place.parent.as_deref().filter(|_| self.place.renewal);
+        let kept = self.place.parent.as_deref().filter(|_| self.place.reopens);
         given.or(kept).filter(|_| self.nodes.are_live())
     }
 
     /// Whether the node whose parts are opened here is there already, and is opened anew.
-    pub(crate) fn is_renewed(&self) -> bool {
+    pub(crate) fn is_reopened(&self) -> bool {
         let parent = self.place.parent.as_deref();
         parent.is_some_and(|parent| self.nodes.contains(parent))
     }

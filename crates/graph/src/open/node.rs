@@ -80,7 +80,7 @@ pub async fn open_node(
     );
     let opened = detecting(opened, detect_zeroes, around).await?;
     let opened = match around.own_name(node_name.as_deref()) {
-        Some(name) => around.nodes.watched(name, place.renewal, opened),
+        Some(name) => around.nodes.watched(name, place.reopens, opened),
         None => opened,
     };
     if let Some(name) = node_name {
@@ -99,7 +99,7 @@ fn with_activity(options: &mut Options, around: &OpenContext) -> Result<OpenCont
     if around.nodes.are_live() {
         let active = options.take_bool("active")?;
         match (active, &around.place.parent) {
-            _ if around.place.renewal => {}
+            _ if around.place.reopens => {}
             (Some(false), Some(above)) if !around.flags.inactive => {
                 let name = options.get_text("node-name").unwrap_or_default();
                 return Err(inactive_child(name, "file", above));

@@ -22,8 +22,10 @@ fn a_flush_holds_what_was_written_while_a_snapshot_was_made() {
             let world = World::new();
             world.add("base", driver).await;
             world.add("over", "qcow2").await;
-            let snapshot = async { world.nodes.snapshot("base", "over").await.unwrap() };
-            world.change("base", snapshot).await;
+            let snapshot = async { world.nodes.snapshot("base", "over").await.map(drop) };
+            world
+                .change("base", async { snapshot.await.unwrap() })
+                .await;
         });
     }
 }

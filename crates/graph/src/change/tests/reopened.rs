@@ -6,13 +6,20 @@ use std::sync::atomic::Ordering;
 
 use vellum_io::lane::yield_now;
 
-pub(crate) use super::super::renew::ReopenChanges;
+use crate::change::graph_change::GraphChange;
+use crate::change::reopen_changes::ReopenChanges;
 use crate::testing::World;
 
 use super::*;
 
 fn options(text: &str) -> Options {
     Options::parse(text).unwrap()
+}
+
+/// A node is opened anew as it is.
+async fn reopen_as_is(world: &Rc<World>, name: &str) -> Result<()> {
+    let unchanged = vec![(name.to_owned(), ReopenChanges::default())];
+    GraphChange::reopening(unchanged).apply(&world.nodes).await
 }
 
 async fn reopen(world: &Rc<World>, nodes: &[&str]) -> std::result::Result<(), String> {
@@ -119,8 +126,8 @@ fn a_snapshot_that_is_taken_back_leaves_users_where_they_were() {
         }
         let change = async {
             let held = world.nodes.drain("disk").await.unwrap();
-            world.nodes.snapshot("disk", "over").await.unwrap();
-            world.nodes.undo_snapshot("disk", "over").await.unwrap();
+            let snapshot = world.nodes.snapshot("disk", "over").await.unwrap();
+            snapshot.undo(&world.nodes).await.unwrap();
             drop(held);
             assert_eq!(world.nodes.chain("over"), ["over"]);
         };
@@ -159,8 +166,7 @@ fn an_image_that_could_not_be_opened_for_a_while_stands_on_what_it_stood_on() {
         world.nodes.snapshot("base", "over").await.unwrap();
         let over = world.file("over");
         over.0.fails_reads.store(true, Ordering::SeqCst);
-        let none = ReopenChanges::default();
-        assert!(world.nodes.renew("over", &none).await.is_err());
+        assert!(reopen_as_is(&world, "over").await.is_err());
         assert_eq!(world.nodes.chain("over"), ["over", "base"]);
         let gone = joined.link.read(512, Buffer::for_read(512)).await;
         assert!(gone.is_err(), "it is not open");
@@ -168,11 +174,11 @@ fn an_image_that_could_not_be_opened_for_a_while_stands_on_what_it_stood_on() {
         assert!(refused.is_err(), "it is stood on");
         over.0.fails_reads.store(false, Ordering::SeqCst);
         // With the one below it it would be, too.
-        world.nodes.renew("over", &none).await.unwrap();
+        reopen_as_is(&world, "over").await.unwrap();
         let read = joined.link.read(512, Buffer::for_read(512)).await;
         assert_eq!(read.unwrap()[..], [5; 512]);
         // It has a link there again: what is below may be exchanged under it.
-        world.nodes.renew("base", &none).await.unwrap();
+        reopen_as_is(&world, "base").await.unwrap();
         world.put(&joined, 2, 6).await;
         joined.link.flush().await.unwrap();
         world

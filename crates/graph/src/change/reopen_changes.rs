@@ -28,6 +28,14 @@ impl ReopenChanges {
         self.writable == Some(true) || self.options.is_some() || !self.children.is_empty()
     }
 
+    /// These too.
+    pub(crate) fn add(&mut self, more: ReopenChanges) {
+        self.writable = more.writable.or(self.writable);
+        self.active = more.active.or(self.active);
+        self.options = more.options.or_else(|| self.options.take());
+        self.children.extend(more.children);
+    }
+
     /// Another node below it, or none.
     pub(crate) fn child(role: &str, below: Option<&str>) -> ReopenChanges {
         ReopenChanges {
@@ -39,7 +47,7 @@ impl ReopenChanges {
 
 /// A node that is opened anew: as it was, and as it will be.
 #[derive(Debug, Clone)]
-pub(crate) struct Renewed {
+pub(crate) struct ReopenedNode {
     pub(crate) name: String,
     pub(crate) old: Origin,
     pub(crate) new: Origin,
@@ -48,7 +56,7 @@ pub(crate) struct Renewed {
 }
 
 /// Nodes that are about to be opened anew, from the top down, with their users held up.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct HeldNodes(pub(crate) Vec<DrainedUsers>);
 
 impl HeldNodes {
@@ -59,15 +67,6 @@ impl HeldNodes {
     pub(crate) fn users_of(&self, name: &str) -> Option<&DrainedUsers> {
         self.0.iter().find(|held| held.node == name)
     }
-}
-
-/// Who notes what there is before users go on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Noting {
-    /// It is noted here: what users write is elsewhere from then on.
-    Here,
-    /// Whoever asks for it does, or it shows the same as before.
-    Elsewhere,
 }
 
 /// Whether a node with these options stands on another one by its name.
@@ -113,7 +112,7 @@ impl GraphState {
             options.set("read-only", Scalar::Bool(!writable));
         }
         new.place.parent = Some(name.to_owned());
-        new.place.renewal = true;
+        new.place.reopens = true;
         new
     }
 
@@ -134,7 +133,7 @@ impl GraphState {
     }
 
     /// The flags that a node inherits from one that is opened anew with it.
-    pub(crate) fn inherited(&self, name: &str, above: &[Renewed]) -> Option<OpenFlags> {
+    pub(crate) fn inherited(&self, name: &str, above: &[ReopenedNode]) -> Option<OpenFlags> {
         let parent = |one: &&Use| match &one.user {
             User::Node(user) => self.inherits(name, user, &one.wanted.role),
             _ => false,

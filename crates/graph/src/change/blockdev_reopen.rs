@@ -2,20 +2,19 @@
 //!
 //! What is not given returns to its default. What cannot change must be given as it is.
 
-use std::collections::BTreeSet;
-
 use vellum::Result;
 use vellum::qcow2::AsQcow2;
 use vellum_options::{Options, Scalar};
 
-use crate::change::renewed::{Noting, ReopenChanges};
+use crate::change::graph_change::GraphChange;
+use crate::change::reopen_changes::ReopenChanges;
 use crate::drivers;
 use crate::live::nodes::Nodes;
 use crate::live::state::GraphState;
 use crate::live::uses::{Use, User};
 use crate::merged_options::text;
 use crate::node::driver::DriverFacts;
-use crate::node::errors::{MADE_UP, cycle, invalid, unknown_node};
+use crate::node::errors::{MADE_UP, invalid, unknown_node};
 use crate::node::opened::NodeKind;
 
 /// Options that every node may change, and those that only say which node is meant.
@@ -119,7 +118,8 @@ impl Nodes {
             all.into_iter().map(change).collect::<Vec<_>>()
         };
         let below = self.all_below(&changes);
-        let done = self.renew_noting(Noting::Here, changes).await;
+        let change = GraphChange::reopening(changes).noted();
+        let done = change.apply(self).await;
         if done.is_ok() {
             self.drop_unused(&below).await;
         }
@@ -255,9 +255,6 @@ impl GraphState {
                 if role != "backing" && !(role == "file" && driver.changes_file) {
                     return Err(cannot_change(role));
                 }
-                if self.will_stand_on(below, &name, all) {
-                    return Err(cycle(below, &name, role));
-                }
             }
         }
         match (&wanted, role) {
@@ -292,30 +289,6 @@ impl GraphState {
         })
     }
 
-    /// Whether a node is, or will stand on, another one, by whatever is between.
-    fn will_stand_on(&self, name: &str, other: &str, all: &[WantedOptions]) -> bool {
-        // Each node is looked at once: with several ways to a node the walk over all ways would not end.
-        let mut known = BTreeSet::from([name]);
-        let mut pending = vec![name];
-        while let Some(name) = pending.pop() {
-            if name == other {
-                return true;
-            }
-            let wanted = all.iter().find(|one| one.name == name);
-            let is_new = |role: &str| {
-                wanted.is_some_and(|one| one.children.iter().any(|(known, _)| known == role))
-            };
-            let new = wanted.into_iter().flat_map(|one| &one.children);
-            let new = new.filter_map(|(_, below)| below.as_deref());
-            let old = self.uses.by(name);
-            let old = old
-                .filter(|one| !is_new(&one.wanted.role))
-                .map(|one| one.node.as_str());
-            pending.extend(new.chain(old).filter(|below| known.insert(*below)));
-        }
-        false
-    }
-
     /// Refuses to make a node read-only to which somebody writes.
     fn check_users(&self, one: &WantedOptions, all: &[WantedOptions]) -> Result<()> {
         let is_read_only = |name: &str| {
@@ -338,31 +311,5 @@ impl GraphState {
             ))),
             false => Ok(()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::live::RequiredAccess;
-
-    use super::*;
-
-    /// Each node is reached by two ways from the one above it.
-    #[test]
-    fn each_of_many_ways_down_is_looked_at_once() {
-        let mut named = GraphState::default();
-        for step in 0..64 {
-            for role in ["left", "right"] {
-                let above = User::Node(step.to_string());
-                let below = (step + 1).to_string();
-                let wanted = RequiredAccess::reading(role);
-                named
-                    .uses
-                    .add(Use::new(above, &below, wanted, Some("root")));
-            }
-        }
-        assert!(named.will_stand_on("0", "64", &[]));
-        assert!(!named.will_stand_on("0", "other", &[]));
-        assert!(!named.has_heir("64", "root"));
     }
 }

@@ -28,7 +28,7 @@ use vellum_storage::mutants::{self, Mutant};
 use crate::node::driver::DriverFacts;
 use crate::open::context::OpenContext;
 
-pub(crate) use crate::change::renewed::{HeldNodes, Noting, Renewed, ReopenChanges, refers_to};
+pub(crate) use crate::change::reopen_changes::{HeldNodes, ReopenChanges, ReopenedNode, refers_to};
 use crate::live::nodes::Nodes;
 use crate::live::uses::User;
 use crate::node::errors::{invalid, unknown_node};
@@ -37,51 +37,25 @@ use crate::node::origin::Origin;
 use crate::open::node::open_node;
 
 impl Nodes {
-    /// Closes a node and opens it anew with some things changed, under its users.
-    pub(crate) async fn renew(&self, name: &str, changes: &ReopenChanges) -> Result<()> {
-        self.renew_all(vec![(name.to_owned(), changes.clone())])
-            .await
-    }
-
-    /// As [`Nodes::renew`], several at one moment.
-    pub(crate) async fn renew_all(&self, changes: Vec<(String, ReopenChanges)>) -> Result<()> {
-        self.renew_noting(Noting::Elsewhere, changes).await
-    }
-
-    /// As [`Nodes::renew_all`], where what users write may be elsewhere from then on.
-    ///
-    /// # Errors
-    /// Also if that cannot be noted. All is as it was then.
-    pub(crate) async fn renew_noting(
-        &self,
-        noting: Noting,
-        changes: Vec<(String, ReopenChanges)>,
-    ) -> Result<()> {
-        let names: Vec<String> = changes.iter().map(|(name, _)| name.clone()).collect();
-        let held = self.begin_renewal(&names).await?;
-        self.renew_held(&held, noting, changes).await
-    }
-
     /// Holds up the users of some nodes and of those that have to be opened anew with them; all
-    /// that they have written is durable.
-    pub(crate) async fn begin_renewal(&self, names: &[String]) -> Result<HeldNodes> {
+    /// that they have written is durable. With `keeps_children` what nodes stand on stays open though it was
+    /// opened with them.
+    pub(crate) async fn hold_for_reopen(
+        &self,
+        names: &[String],
+        keeps_children: bool,
+    ) -> Result<HeldNodes> {
         let names = {
-            let named = self.lock();
-            for name in names {
-                named.nodes.get(name).ok_or_else(|| unknown_node(name))?;
-            }
-            named.with_own_children(&named.with_filters_between(names))
-        };
-        self.begin_renewal_above(&names).await
-    }
-
-    /// As [`Nodes::begin_renewal`], where what nodes stand on stays open though it was opened with them.
-    pub(crate) async fn begin_renewal_above(&self, names: &[String]) -> Result<HeldNodes> {
-        let names = {
-            let mut named = self.lock();
-            let names = named.standing_directly(names);
-            named.check_renewable(&names, None)?;
-            named.stop_sharing(&names);
+            let mut state = self.lock();
+            let names = match keeps_children {
+                true => state.standing_directly(names),
+                false => {
+                    let between = state.with_filters_between(names);
+                    state.standing_directly(&state.with_own_children(&between))
+                }
+            };
+            state.check_reopenable(&names, None)?;
+            state.stop_sharing(&names);
             names
         };
         let inside: Vec<User> = names.iter().cloned().map(User::Node).collect();
@@ -95,30 +69,21 @@ impl Nodes {
         Ok(HeldNodes(held))
     }
 
-    /// Opens nodes anew whose users are held up. After a failure they are as they were.
-    pub(crate) async fn renew_held(
+    /// Closes nodes whose users are held up, does `between`, opens them anew with their changes, and does `go_on`.
+    /// After a failure they are as they were.
+    pub(crate) async fn reopen_held(
         &self,
         held: &HeldNodes,
-        noting: Noting,
-        changes: Vec<(String, ReopenChanges)>,
-    ) -> Result<()> {
-        self.renew_around(held, (noting, changes), async || Ok(()))
-            .await
-    }
-
-    /// As [`Nodes::renew_held`]; `between` is done while the nodes are closed.
-    pub(crate) async fn renew_around(
-        &self,
-        held: &HeldNodes,
-        (noting, changes): (Noting, Vec<(String, ReopenChanges)>),
+        changes: &[(String, ReopenChanges)],
         between: impl AsyncFnOnce() -> Result<()>,
+        go_on: impl AsyncFnOnce() -> Result<()>,
     ) -> Result<()> {
-        let mut renewed = self.plan(held, &changes)?;
+        let mut reopened = self.plan(held, changes)?;
         let shown = self.shown_with(held.nodes());
         let mut kept = Vec::new();
         let mut closed = Vec::new();
         let mut result = Ok(());
-        for one in &renewed {
+        for one in &reopened {
             match self.let_go(&one.name, held).await {
                 Ok(files) => kept.extend(files),
                 Err(error) => {
@@ -128,21 +93,21 @@ impl Nodes {
             }
             closed.push(one.name.clone());
         }
-        for one in &mut renewed {
+        for one in &mut reopened {
             one.old.place.kept.clone_from(&kept);
             one.new.place.kept.clone_from(&kept);
         }
-        renewed.retain(|one| closed.contains(&one.name));
+        reopened.retain(|one| closed.contains(&one.name));
         // Each after those that it stands on.
-        renewed.reverse();
+        reopened.reverse();
         if result.is_ok() {
             result = between().await;
         }
         if result.is_ok() {
-            result = self.open_all_anew(&renewed, held, noting).await;
+            result = self.open_all_anew(&reopened, held, go_on).await;
         }
         if result.is_err() {
-            result = self.revert(&renewed, held).await.and(result);
+            result = self.revert(&reopened, held).await.and(result);
         }
         self.show_anew(shown).await;
         self.forget_old_files();
@@ -150,9 +115,9 @@ impl Nodes {
     }
 
     /// Opens nodes as they were; those too that do not stand on one that is gone for good.
-    async fn revert(&self, renewed: &[Renewed], held: &HeldNodes) -> Result<()> {
+    async fn revert(&self, reopened: &[ReopenedNode], held: &HeldNodes) -> Result<()> {
         let mut result = Ok(());
-        for one in renewed {
+        for one in reopened {
             let mut old = one.old.clone();
             old.place.reverts = true;
             let opened = self.open_anew(&one.name, old, held).await;
@@ -165,12 +130,16 @@ impl Nodes {
     }
 
     /// How each node was opened, and how it is to be.
-    fn plan(&self, held: &HeldNodes, changes: &[(String, ReopenChanges)]) -> Result<Vec<Renewed>> {
+    fn plan(
+        &self,
+        held: &HeldNodes,
+        changes: &[(String, ReopenChanges)],
+    ) -> Result<Vec<ReopenedNode>> {
         let named = self.lock();
         for (name, _) in changes.iter().filter(|(_, change)| change.shows()) {
             named.check_not_shared(name, None)?;
         }
-        let mut renewed: Vec<Renewed> = Vec::new();
+        let mut reopened: Vec<ReopenedNode> = Vec::new();
         let none = ReopenChanges::default();
         for name in held.nodes() {
             let node = named.nodes.get(&name).ok_or_else(|| unknown_node(&name))?;
@@ -181,36 +150,36 @@ impl Nodes {
             let change = change.map_or(&none, |(_, change)| change);
             let mut new = named.origin_now(&name, &origin, change);
             let was_inactive = new.flags.inactive;
-            if let Some(flags) = named.inherited(&name, &renewed) {
+            if let Some(flags) = named.inherited(&name, &reopened) {
                 new.flags = flags;
             }
             new.flags.inactive = match change.active {
                 Some(active) => !active,
                 None => was_inactive,
             };
-            renewed.push(Renewed {
+            reopened.push(ReopenedNode {
                 old: named.origin_now(&name, &origin, &none),
                 below: named.uses.by(&name).cloned().collect(),
                 name,
                 new,
             });
         }
-        Ok(renewed)
+        Ok(reopened)
     }
 
-    /// Opens nodes, each after those that it will stand on, and has it noted. After a failure none is open.
+    /// Opens nodes, each after those that it will stand on, and does `go_on`. After a failure none is open.
     async fn open_all_anew(
         &self,
-        renewed: &[Renewed],
+        reopened: &[ReopenedNode],
         held: &HeldNodes,
-        noting: Noting,
+        go_on: impl AsyncFnOnce() -> Result<()>,
     ) -> Result<()> {
-        let mut pending: Vec<&Renewed> = renewed.iter().collect();
+        let mut pending: Vec<&ReopenedNode> = reopened.iter().collect();
         let mut opened: Vec<&str> = Vec::new();
         let mut result = Ok(());
         while !pending.is_empty() && result.is_ok() {
-            let is_next = |one: &&Renewed| {
-                let below = |other: &&Renewed| {
+            let is_next = |one: &&ReopenedNode| {
+                let below = |other: &&ReopenedNode| {
                     other.name != one.name && refers_to(&one.new.options, &other.name)
                 };
                 !pending.iter().any(below)
@@ -222,11 +191,8 @@ impl Nodes {
                 opened.push(&next.name);
             }
         }
-        if result.is_ok()
-            && noting == Noting::Here
-            && let Some(note) = self.before_leading.note(self, None)
-        {
-            result = note.await;
+        if result.is_ok() {
+            result = go_on().await;
         }
         if result.is_err() {
             for name in opened.into_iter().rev() {
