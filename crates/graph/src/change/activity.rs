@@ -40,12 +40,12 @@ impl Nodes {
 
     /// Refuses nodes that cannot change.
     fn check_activity_change(&self, names: &[String]) -> Result<()> {
-        let named = self.lock();
-        for name in named.standing_directly(names) {
-            named.check_no_job(&name)?;
+        let state = self.lock();
+        for name in state.standing_directly(names) {
+            state.check_no_job(&name)?;
         }
         for name in names {
-            let node = named.nodes.get(name).ok_or_else(|| unknown_node(name))?;
+            let node = state.nodes.get(name).ok_or_else(|| unknown_node(name))?;
             if node.is_filter {
                 return Err(invalid(format!(
                     "Node '{name}' is busy: it is the filter of a job"

@@ -92,20 +92,20 @@ impl Nodes {
     /// In QEMU's words, as far as it has some. Everything is as it was then.
     pub async fn reopen(&self, options: Vec<Options>) -> Result<()> {
         let changes = {
-            let named = self.lock();
+            let state = self.lock();
             let mut all: Vec<WantedOptions> = Vec::new();
             for options in options {
                 let Some(name) = options.get_text("node-name").map(str::to_owned) else {
                     return Err(invalid("node-name not specified"));
                 };
-                if !named.nodes.contains_key(&name) {
+                if !state.nodes.contains_key(&name) {
                     return Err(invalid(format!(
                         "Failed to find node with node-name='{name}'"
                     )));
                 }
-                named.gather(&name, options, &mut all)?;
+                state.gather(&name, options, &mut all)?;
             }
-            named.check_wanted(&mut all)?;
+            state.check_wanted(&mut all)?;
             let change = |one: WantedOptions| {
                 let changes = ReopenChanges {
                     writable: None,
@@ -128,10 +128,10 @@ impl Nodes {
 
     /// What some nodes stand on.
     fn all_below(&self, changes: &[(String, ReopenChanges)]) -> Vec<String> {
-        let named = self.lock();
+        let state = self.lock();
         let below = changes
             .iter()
-            .flat_map(|(name, _)| named.with_below(name).into_iter().skip(1));
+            .flat_map(|(name, _)| state.with_below(name).into_iter().skip(1));
         below.map(str::to_owned).collect()
     }
 }

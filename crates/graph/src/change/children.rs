@@ -122,9 +122,9 @@ impl Nodes {
     /// As [`Nodes::add_child`]; also if fewer would be left than must agree.
     pub async fn remove_child(&self, parent: &str, role: &str) -> Result<()> {
         let (child, next) = {
-            let named = self.lock();
-            let child = named.check_old_child(parent, role)?;
-            (child, named.next_child(parent))
+            let state = self.lock();
+            let child = state.check_old_child(parent, role)?;
+            (child, state.next_child(parent))
         };
         self.exchange_child(parent, role, None).await?;
         let is_last = child_number(role).is_some_and(|number| number + 1 == next);
@@ -143,17 +143,17 @@ impl Nodes {
     /// Closes a node that was made with another one, which does not stand on it any more.
     async fn close_orphan(&self, name: &str, parent: &str) -> Result<()> {
         {
-            let mut named = self.lock();
-            if !named.is_part_of(name, parent) || named.uses.of(name).next().is_some() {
+            let mut state = self.lock();
+            if !state.is_part_of(name, parent) || state.uses.of(name).next().is_some() {
                 return Ok(());
             }
-            let below = named.with_below(name);
+            let below = state.with_below(name);
             let own = below.into_iter();
-            let own = own.filter(|one| named.is_part_of(one, parent));
+            let own = own.filter(|one| state.is_part_of(one, parent));
             let own: Vec<String> = own.map(str::to_owned).collect();
             for one in own {
-                named.uses.own_by(&one, name);
-                named.nodes.set_owner(&one, name);
+                state.uses.own_by(&one, name);
+                state.nodes.set_owner(&one, name);
             }
         }
         self.close_owned(name).await

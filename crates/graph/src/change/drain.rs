@@ -40,11 +40,11 @@ impl Nodes {
     /// Holds up all users of a node but some, those of the nodes above it first.
     pub(crate) async fn hold_but(&self, name: &str, spared: &[User]) -> Result<DrainedUsers> {
         let (above, links) = {
-            let named = self.lock();
-            let mut above = named.standing_directly(&[name.to_owned()]);
+            let state = self.lock();
+            let mut above = state.standing_directly(&[name.to_owned()]);
             // What is being opened has no users yet.
-            above.retain(|upper| upper == name || named.nodes.contains_key(upper));
-            (above, named.links(name, spared)?)
+            above.retain(|upper| upper == name || state.nodes.contains_key(upper));
+            (above, state.links(name, spared)?)
         };
         let mut held_above = Vec::new();
         for upper in above.iter().filter(|upper| *upper != name) {
@@ -90,10 +90,10 @@ impl Nodes {
         if !throttle_groups::are_used() {
             return Vec::new();
         }
-        let named = self.lock();
-        let names = named.with_below(name).into_iter();
+        let state = self.lock();
+        let names = state.with_below(name).into_iter();
         let names: Vec<String> = names.map(str::to_owned).collect();
-        drop(named);
+        drop(state);
         throttle_groups::lift(Some(&names))
     }
 

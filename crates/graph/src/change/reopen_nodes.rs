@@ -135,22 +135,22 @@ impl Nodes {
         held: &HeldNodes,
         changes: &[(String, ReopenChanges)],
     ) -> Result<Vec<ReopenedNode>> {
-        let named = self.lock();
+        let state = self.lock();
         for (name, _) in changes.iter().filter(|(_, change)| change.shows()) {
-            named.check_not_shared(name, None)?;
+            state.check_not_shared(name, None)?;
         }
         let mut reopened: Vec<ReopenedNode> = Vec::new();
         let none = ReopenChanges::default();
         for name in held.nodes() {
-            let node = named.nodes.get(&name).ok_or_else(|| unknown_node(&name))?;
+            let node = state.nodes.get(&name).ok_or_else(|| unknown_node(&name))?;
             let origin = node.origin.clone();
             let origin =
                 origin.ok_or_else(|| invalid(format!("Node '{name}' cannot be opened anew")))?;
             let change = changes.iter().find(|(changed, _)| *changed == name);
             let change = change.map_or(&none, |(_, change)| change);
-            let mut new = named.origin_now(&name, &origin, change);
+            let mut new = state.origin_now(&name, &origin, change);
             let was_inactive = new.flags.inactive;
-            if let Some(flags) = named.inherited(&name, &reopened) {
+            if let Some(flags) = state.inherited(&name, &reopened) {
                 new.flags = flags;
             }
             new.flags.inactive = match change.active {
@@ -158,8 +158,8 @@ impl Nodes {
                 None => was_inactive,
             };
             reopened.push(ReopenedNode {
-                old: named.origin_now(&name, &origin, &none),
-                below: named.uses.by(&name).cloned().collect(),
+                old: state.origin_now(&name, &origin, &none),
+                below: state.uses.by(&name).cloned().collect(),
                 name,
                 new,
             });
@@ -227,8 +227,8 @@ impl Nodes {
 
     /// What a node is, as its users have it.
     fn open_kind(&self, name: &str) -> Result<NodeKind> {
-        let named = self.lock();
-        let node = named.nodes.get(name).ok_or_else(|| unknown_node(name))?;
+        let state = self.lock();
+        let node = state.nodes.get(name).ok_or_else(|| unknown_node(name))?;
         Ok(match &node.device {
             Some(device) => NodeKind::Device(device.clone()),
             None => node.opened.kind.clone(),
@@ -269,10 +269,10 @@ impl Nodes {
             users.set(&away);
         }
         trace!(name: "node_let_go", node = name);
-        let mut named = self.lock();
-        let files = named.files_of(name);
-        named.forget_below(name);
-        if let Some(node) = named.nodes.get_mut(name) {
+        let mut state = self.lock();
+        let files = state.files_of(name);
+        state.forget_below(name);
+        if let Some(node) = state.nodes.get_mut(name) {
             node.device = None;
             if !node.is_lost {
                 node.moment = moment;
@@ -286,16 +286,16 @@ impl Nodes {
         let (flags, policy) = (origin.flags.clone(), origin.policy.clone());
         let around = OpenContext::among(self, origin.place.clone(), flags, policy);
         let opened = open_node(origin.options.clone(), origin.role, &around).await;
-        let mut named = self.lock();
+        let mut state = self.lock();
         let opened = match opened {
             Ok(opened) => opened,
             Err(error) => {
                 trace!(name: "node_reopen_failed", node = name, error = %error);
-                named.forget_below(name);
+                state.forget_below(name);
                 return Err(error);
             }
         };
-        let Some(node) = named.nodes.get_mut(name) else {
+        let Some(node) = state.nodes.get_mut(name) else {
             return Err(unknown_node(name));
         };
         trace!(name: "node_reopened", node = name);
@@ -313,15 +313,15 @@ impl Nodes {
             return Ok(());
         };
         let device = node.device()?;
-        drop(named);
+        drop(state);
         users.set(&device);
         Ok(())
     }
 
     /// Lets the files go that nodes had before they were opened anew.
     fn forget_old_files(&self) {
-        let mut named = self.lock();
-        let files = named.nodes.values_mut();
+        let mut state = self.lock();
+        let files = state.nodes.values_mut();
         files
             .flat_map(|node| &mut node.opened.files)
             .for_each(|file| file.forget_old());

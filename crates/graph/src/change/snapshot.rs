@@ -114,33 +114,33 @@ impl Nodes {
     }
 
     fn check_snapshot(&self, node: &str, overlay: &str) -> Result<()> {
-        let named = self.lock();
+        let state = self.lock();
         for name in [node, overlay] {
-            if !named.nodes.contains_key(name) {
+            if !state.nodes.contains_key(name) {
                 return Err(unknown(name));
             }
         }
-        named.check_free(node)?;
-        named.check_not_shared(node, None)?;
-        let mut users = named.uses.of(overlay);
-        if named.uses.by_as(overlay, "backing").is_some() {
+        state.check_free(node)?;
+        state.check_not_shared(node, None)?;
+        let mut users = state.uses.of(overlay);
+        if state.uses.by_as(overlay, "backing").is_some() {
             return Err(invalid("The overlay already has a backing image"));
         }
         // What a mirror writes to may get its backing file by this, where nobody is led to it.
-        let attaches = named.uses.of(node).next().is_none();
+        let attaches = state.uses.of(node).next().is_none();
         if users.any(|one| !(attaches && one.is_target_of_mirror())) || node == overlay {
             return Err(invalid("The overlay is already in use"));
         }
-        if !named.nodes[overlay].opened.driver.has_backing {
+        if !state.nodes[overlay].opened.driver.has_backing {
             return Err(invalid("The overlay does not support backing images"));
         }
-        if named.stands_on(overlay, node) {
+        if state.stands_on(overlay, node) {
             return Err(cycle(node, overlay, "backing"));
         }
-        if named.is_inactive(overlay) && named.is_written(node, |_| true) {
+        if state.is_inactive(overlay) && state.is_written(node, |_| true) {
             return Err(unavailable("write"));
         }
         // Better now than when the overlay stands on it.
-        named.check_reopenable(&named.standing_directly(&[node.to_owned()]), Some(node))
+        state.check_reopenable(&state.standing_directly(&[node.to_owned()]), Some(node))
     }
 }

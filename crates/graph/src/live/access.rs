@@ -309,9 +309,9 @@ impl Nodes {
     /// # Errors
     /// As [`Nodes::check_backup_target`].
     pub fn check_mirror_target(&self, target: &str, source: &str) -> Result<()> {
-        let named = self.lock();
-        named.check_target(target, source)?;
-        match named.stands_on(target, source) {
+        let state = self.lock();
+        state.check_target(target, source)?;
+        match state.stands_on(target, source) {
             true => Err(invalid_target(target, source)),
             false => Ok(()),
         }
@@ -319,9 +319,9 @@ impl Nodes {
 
     /// The images that stand on a node by their backing files, whatever filters and formats are in between.
     pub fn images_over(&self, name: &str) -> Vec<String> {
-        let named = self.lock();
-        let changed = named.changed_with(name).into_iter();
-        let uses = changed.flat_map(|node| named.uses.of(node));
+        let state = self.lock();
+        let changed = state.changed_with(name).into_iter();
+        let uses = changed.flat_map(|node| state.uses.of(node));
         let image = |one: &Use| match &one.user {
             User::Node(image) if one.wanted.role == "backing" => Some(image.clone()),
             _ => None,
@@ -410,24 +410,24 @@ mod tests {
     /// walk over all of them would end.
     #[test]
     fn many_ways_to_a_node_are_looked_at_once() {
-        let mut named = GraphState::default();
+        let mut state = GraphState::default();
         let none = Changes::NONE;
         for step in 0..64 {
             for side in ["left", "right"] {
                 let above = User::Node(step.to_string());
                 let below = (step + 1).to_string();
-                named.add_use(one(above, &below, side, none, none)).unwrap();
+                state.add_use(one(above, &below, side, none, none)).unwrap();
             }
         }
         let writer = User::Export("writer".into());
         let writes = one(writer, "0", "root", Changes::CONTENT, none);
-        let id = named.add_use(writes.clone()).unwrap();
+        let id = state.add_use(writes.clone()).unwrap();
         let keeper = User::Export("keeper".into());
         let keeps = one(keeper, "64", "root", none, Changes::CONTENT);
-        let refused = named.add_use(keeps.clone()).unwrap_err();
+        let refused = state.add_use(keeps.clone()).unwrap_err();
         assert!(refused.message().contains("node '63'"), "{refused}");
-        named.uses.remove(id);
-        named.add_use(keeps).unwrap();
-        named.add_use(writes).unwrap_err();
+        state.uses.remove(id);
+        state.add_use(keeps).unwrap();
+        state.add_use(writes).unwrap_err();
     }
 }

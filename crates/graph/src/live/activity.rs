@@ -69,8 +69,8 @@ impl Nodes {
 
     /// Whether a node is writable, or would be if it were active.
     pub fn is_writable_when_active(&self, name: &str) -> bool {
-        let named = self.lock();
-        let node = named.nodes.get(name);
+        let state = self.lock();
+        let node = state.nodes.get(name);
         node.is_some_and(Node::is_writable_when_active)
     }
 
@@ -80,20 +80,20 @@ impl Nodes {
     /// In QEMU's words, if there is no such node, or an active one stands on what is to be
     /// inactive.
     pub fn affected_by_activity(&self, name: Option<&str>, active: bool) -> Result<Vec<String>> {
-        let named = self.lock();
+        let state = self.lock();
         let names: Vec<String> = match name {
-            Some(name) if named.nodes.contains_key(name) => vec![name.to_owned()],
+            Some(name) if state.nodes.contains_key(name) => vec![name.to_owned()],
             Some(name) => return Err(not_found(name)),
             None => {
-                let is_root = |name: &&String| active || !named.has_active_parent(name, &[]);
-                named.nodes.keys().filter(is_root).cloned().collect()
+                let is_root = |name: &&String| active || !state.has_active_parent(name, &[]);
+                state.nodes.keys().filter(is_root).cloned().collect()
             }
         };
         if !active {
-            return named.inactivated_with(&names);
+            return state.inactivated_with(&names);
         }
-        let mut all = named.with_all_below(&names);
-        all.retain(|name| named.is_inactive(name));
+        let mut all = state.with_all_below(&names);
+        all.retain(|name| state.is_inactive(name));
         Ok(all)
     }
 }

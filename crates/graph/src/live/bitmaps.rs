@@ -15,17 +15,17 @@ pub(crate) type BitmapKeepers = (Option<Arc<dyn BlockDevice>>, Arc<Recorder>);
 impl Nodes {
     /// What records the writes to a node, if there is one of this name.
     pub fn recorder(&self, node: &str) -> Option<Arc<Recorder>> {
-        let named = self.lock();
+        let state = self.lock();
         // What a job's filter passes on is told to the node behind it alone.
-        let node = named.nodes.get(node).filter(|node| !node.is_filter)?;
+        let node = state.nodes.get(node).filter(|node| !node.is_filter)?;
         Some(node.bitmaps.recorder.clone())
     }
 
     /// What keeps the bitmaps of a node, if there is one of this name: its image, where that is qcow2, and
     /// what records its writes. A filter over an image shows it, and has bitmaps of its own.
     pub(crate) fn bitmap_keepers(&self, node: &str) -> Option<BitmapKeepers> {
-        let named = self.lock();
-        let node = named.nodes.get(node)?;
+        let state = self.lock();
+        let node = state.nodes.get(node)?;
         let image = match &node.opened.kind {
             NodeKind::Device(device) if node.opened.driver.name == "qcow2" => Some(device.clone()),
             _ => None,
@@ -39,9 +39,9 @@ impl Nodes {
 
     /// The files of the images that hold bitmaps: whoever lists these reads there.
     pub fn files_with_bitmaps(&self) -> Vec<String> {
-        let named = self.lock();
-        let images = named.nodes.iter().filter(|(_, node)| node.stores_bitmaps());
-        let file = |name: &String| Some(named.uses.by_as(name, "file")?.node.clone());
+        let state = self.lock();
+        let images = state.nodes.iter().filter(|(_, node)| node.stores_bitmaps());
+        let file = |name: &String| Some(state.uses.by_as(name, "file")?.node.clone());
         images.filter_map(|(name, _)| file(name)).collect()
     }
 
@@ -66,8 +66,8 @@ impl Nodes {
 
     /// When a bitmap was added to a node, beside others; 0 for those that were there before.
     pub(crate) fn bitmap_number(&self, node: &str, name: &str) -> usize {
-        let named = self.lock();
-        let names = named.nodes.get(node).map(|node| &node.bitmaps.names);
+        let state = self.lock();
+        let names = state.nodes.get(node).map(|node| &node.bitmaps.names);
         let found = names.and_then(|names| names.iter().position(|other| other == name));
         found.map_or(0, |at| at + 1)
     }
@@ -75,11 +75,11 @@ impl Nodes {
     /// The node that a filter shows, whatever filters are between, as far as these let it be
     /// exchanged; one that is no filter is itself.
     pub fn skip_filters(&self, name: &str) -> String {
-        let named = self.lock();
+        let state = self.lock();
         let mut shown = name;
-        while let Some(node) = named.nodes.get(shown)
+        while let Some(node) = state.nodes.get(shown)
             && node.is_filter_driver()
-            && let Some(below) = named.uses.by_as(shown, "file")
+            && let Some(below) = state.uses.by_as(shown, "file")
             && below.link.is_some()
         {
             shown = &below.node;
@@ -106,15 +106,15 @@ impl Nodes {
 
     /// Whether a node shows what it stands on, with something done on the way.
     pub fn is_filter(&self, name: &str) -> bool {
-        let named = self.lock();
-        let node = named.nodes.get(name);
+        let state = self.lock();
+        let node = state.nodes.get(name);
         node.is_some_and(|node| node.is_filter || node.is_filter_driver())
     }
 
     /// The node that a job's filter of this name is in front of; any other one is itself.
     pub fn behind_job_filter(&self, name: &str) -> String {
-        let named = self.lock();
-        match named.nodes.get(name) {
+        let state = self.lock();
+        match state.nodes.get(name) {
             Some(node) if node.is_filter => node.owner.clone(),
             _ => name.to_owned(),
         }
@@ -122,9 +122,9 @@ impl Nodes {
 
     /// The node that another one shows: its backing file, or what a filter stands on.
     pub fn shown_below(&self, name: &str) -> Option<String> {
-        let named = self.lock();
-        let is_filter = named.nodes.get(name)?.is_filter_driver();
-        let mut below = named.uses.by(name).filter(|one| match &*one.wanted.role {
+        let state = self.lock();
+        let is_filter = state.nodes.get(name)?.is_filter_driver();
+        let mut below = state.uses.by(name).filter(|one| match &*one.wanted.role {
             "backing" => true,
             "file" | "image" | "raw" => is_filter,
             _ => false,

@@ -38,13 +38,13 @@ impl Nodes {
         led: Option<(&str, &str)>,
         memo: &mut DescriptionMemo,
     ) -> String {
-        let named = self.lock();
+        let state = self.lock();
         let mut before = std::mem::take(memo).0;
         let mut texts = String::from("[");
-        for name in named.described_names(led) {
+        for name in state.described_names(led) {
             let known = before.remove(&name);
-            let known = known.filter(|told| named.is_as_told(&name, led, told));
-            let Some(told) = known.or_else(|| named.tell(&name, led)) else {
+            let known = known.filter(|told| state.is_as_told(&name, led, told));
+            let Some(told) = known.or_else(|| state.tell(&name, led)) else {
                 continue;
             };
             if texts.len() > 1 {
@@ -52,7 +52,7 @@ impl Nodes {
             }
             debug_assert_eq!(
                 Some(&told.text),
-                named.tell(&name, led).map(|now| now.text).as_ref(),
+                state.tell(&name, led).map(|now| now.text).as_ref(),
                 "what '{name}' was told to be is remembered wrongly"
             );
             texts.push_str(&told.text);
@@ -68,10 +68,10 @@ impl Nodes {
     /// Nodes without a name that somebody gave them, what jobs have put in front of others, and what
     /// they have opened and use alone, are left out.
     pub fn descriptions(&self, led: Option<(&str, &str)>) -> Vec<(String, Value)> {
-        let named = self.lock();
-        let names = named.described_names(led).into_iter();
+        let state = self.lock();
+        let names = state.described_names(led).into_iter();
         let describe = |name: String| {
-            let described = named.whole_description(&name, led)?;
+            let described = state.whole_description(&name, led)?;
             Some((name, described))
         };
         names.filter_map(describe).collect()
@@ -81,29 +81,29 @@ impl Nodes {
 impl Nodes {
     /// The node that one has as its `file`, if that has a name of its own in [`Nodes::descriptions`].
     pub fn file_of_others(&self, name: &str) -> Option<String> {
-        let named = self.lock();
-        let below = &named.uses.by_as(name, "file")?.node;
-        let has_name = !below.starts_with(MADE_UP) && !named.is_inside(below, None);
+        let state = self.lock();
+        let below = &state.uses.by_as(name, "file")?.node;
+        let has_name = !below.starts_with(MADE_UP) && !state.is_inside(below, None);
         has_name.then(|| below.clone())
     }
 
     /// The node that one has as its `file`, if somebody gave that a name.
     pub fn named_file(&self, name: &str) -> Option<String> {
-        let named = self.lock();
-        let below = &named.uses.by_as(name, "file")?.node;
+        let state = self.lock();
+        let below = &state.uses.by_as(name, "file")?.node;
         (!below.starts_with(MADE_UP)).then(|| below.clone())
     }
 
     /// Whether a node is one of some others, or stands on one, whatever that is to it.
     pub fn stands_on_any(&self, name: &str, others: &BTreeSet<String>) -> bool {
-        let named = self.lock();
+        let state = self.lock();
         let (mut found, mut pending) = (BTreeSet::new(), vec![name]);
         while let Some(name) = pending.pop() {
             if others.contains(name) {
                 return true;
             }
             if found.insert(name) {
-                pending.extend(named.uses.by(name).map(|one| one.node.as_str()));
+                pending.extend(state.uses.by(name).map(|one| one.node.as_str()));
             }
         }
         false

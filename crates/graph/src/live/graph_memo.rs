@@ -20,23 +20,23 @@ use crate::node::opened::OpenedNode;
 const TARGET: &str = "target";
 
 impl GraphMemo {
-    pub(crate) fn positions(&mut self, named: &GraphState) -> &[Arc<Position>] {
-        let find = || named.positions(&named.names());
+    pub(crate) fn positions(&mut self, state: &GraphState) -> &[Arc<Position>] {
+        let find = || state.positions(&state.names());
         let found = self.positions.get_or_insert_with(find);
         debug_assert_eq!(*found, find(), "places of nodes are remembered wrongly");
         found
     }
 
-    pub(crate) fn making(&mut self, named: &GraphState) -> Arc<[usize]> {
-        let find = || named.numbers_in_order_of_making();
+    pub(crate) fn making(&mut self, state: &GraphState) -> Arc<[usize]> {
+        let find = || state.numbers_in_order_of_making();
         let found = self.making.get_or_insert_with(find);
         debug_assert_eq!(*found, find(), "the order of nodes is remembered wrongly");
         found.clone()
     }
 
     /// Headers of images change without a change of the graph: what is in them is looked at each time.
-    pub(crate) fn filenames(&mut self, named: &GraphState) -> Arc<[Option<Arc<str>>]> {
-        let opened = || named.nodes.values().map(|node| &node.opened);
+    pub(crate) fn filenames(&mut self, state: &GraphState) -> Arc<[Option<Arc<str>>]> {
+        let opened = || state.nodes.values().map(|node| &node.opened);
         let is_so = |known: &Filenames| {
             let mut both = opened().zip(&known.backing_texts);
             both.all(|(node, text)| node.has_backing_text(text.as_deref()))
@@ -44,7 +44,7 @@ impl GraphMemo {
         if !self.filenames.as_ref().is_some_and(is_so) {
             self.filenames = None;
         }
-        let find = || named.filenames_of(&named.names());
+        let find = || state.filenames_of(&state.names());
         let found = self.filenames.get_or_insert_with(|| Filenames {
             backing_texts: opened().map(OpenedNode::backing_text).collect(),
             filenames: find(),

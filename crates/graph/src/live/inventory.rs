@@ -334,14 +334,14 @@ impl Nodes {
 
     /// The paths of the host's files that nodes are; none of them is asked anything.
     pub fn file_paths(&self) -> Vec<String> {
-        let named = self.lock();
+        let state = self.lock();
         let path = |node: &Node| match &node.opened.kind {
             NodeKind::Storage(storage) if node.opened.driver.name == "file" => {
                 Some(storage.name().to_owned())
             }
             _ => None,
         };
-        named.nodes.values().filter_map(path).collect()
+        state.nodes.values().filter_map(path).collect()
     }
 
     /// Nodes, as far as they are wanted.

@@ -74,8 +74,8 @@ impl Nodes {
         wanted: RequiredAccess,
     ) -> Result<NodeUse> {
         self.check_no_filter(name)?;
-        let mut named = self.lock();
-        let node = named.nodes.seen_from_mut(place, name);
+        let mut state = self.lock();
+        let node = state.nodes.seen_from_mut(place, name);
         let node = node.ok_or_else(|| unknown_node(name))?;
         node.check_access(&user, &wanted)?;
         let device = node.device()?;
@@ -84,7 +84,7 @@ impl Nodes {
             link: Some(link.clone()),
             ..Use::new(user, name, wanted, place.owner())
         };
-        let id = named.add_use_at(place, new)?;
+        let id = state.add_use_at(place, new)?;
         Ok(NodeUse { id, link })
     }
 
@@ -97,17 +97,17 @@ impl Nodes {
         role: &str,
         linked: bool,
     ) -> Result<()> {
-        let mut named = self.lock();
-        let node = named.nodes.get(name);
+        let mut state = self.lock();
+        let node = state.nodes.get(name);
         let has_front = node.is_some_and(|node| node.front.is_some());
         if has_front && !linked && !place.reverts {
             // It would not see what stands in front.
-            named.check_no_job(name)?;
+            state.check_no_job(name)?;
         }
         let user = User::Node(place.parent.clone().unwrap_or_default());
         let wanted = RequiredAccess::reading(role);
         let new = Use::new(user, name, wanted, place.owner());
-        named.add_use_at(place, new).map(drop)
+        state.add_use_at(place, new).map(drop)
     }
 
     /// Has the live node at `place`, a format with metadata, keep the file that it stands
@@ -142,8 +142,8 @@ impl Nodes {
             Some(above) if self.live => above,
             _ => return Ok(()),
         };
-        let mut named = self.lock();
-        let Some(id) = named.uses.by_as(above, role).map(|one| one.id) else {
+        let mut state = self.lock();
+        let Some(id) = state.uses.by_as(above, role).map(|one| one.id) else {
             return Ok(());
         };
         let want = |one: &mut Use| {
@@ -153,9 +153,9 @@ impl Nodes {
             one.rewrites = access.rewrites;
         };
         if !place.reverts {
-            return named.change_use(id, want);
+            return state.change_use(id, want);
         }
-        named.uses.get_mut(id).map(want);
+        state.uses.get_mut(id).map(want);
         Ok(())
     }
 
@@ -173,13 +173,13 @@ impl Nodes {
         node: OpenedNode,
     ) -> Result<OpenedNode> {
         let above = place.parent.as_deref().filter(|_| self.live);
-        let mut named = self.lock();
-        let Some(used) = above.and_then(|above| named.uses.by_as(above, role)) else {
+        let mut state = self.lock();
+        let Some(used) = above.and_then(|above| state.uses.by_as(above, role)) else {
             return Ok(node);
         };
         let (id, name) = (used.id, used.node.clone());
         let is_linkable = self.is_linkable(&name, &node);
-        let Some(below) = named
+        let Some(below) = state
             .nodes
             .seen_from_mut(place, &name)
             .filter(|_| is_linkable)
@@ -188,7 +188,7 @@ impl Nodes {
         };
         let device = below.device()?;
         let link = Link::new(below.front.clone().unwrap_or(device));
-        named.uses.go_through(id, link.clone());
+        state.uses.go_through(id, link.clone());
         let kind = NodeKind::Device(link);
         Ok(OpenedNode { kind, ..node }.borrowed())
     }

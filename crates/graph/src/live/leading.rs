@@ -35,9 +35,9 @@ impl Nodes {
 
     /// As [`Nodes::leads`] will be once the users of a node use another one.
     pub fn leads_with(&self, from: &str, to: &str) -> Leads {
-        let named = self.lock();
-        let mut leads = named.leads.clone();
-        leads.note(from, to, named.whole_description(from, None));
+        let state = self.lock();
+        let mut leads = state.leads.clone();
+        leads.note(from, to, state.whole_description(from, None));
         leads
     }
 
@@ -71,14 +71,14 @@ impl Nodes {
         lost: &BTreeSet<String>,
     ) {
         let mut leads = Leads::restore(saved, shown);
-        let mut named = self.lock();
-        let is_there = |name: &str| named.nodes.contains_key(name) || lost.contains(name);
+        let mut state = self.lock();
+        let is_there = |name: &str| state.nodes.contains_key(name) || lost.contains(name);
         for node in leads.nodes() {
             if !is_there(&node) {
                 leads.forget(&node, &is_there);
             }
         }
-        named.leads = leads;
+        state.leads = leads;
     }
 
     /// An overlay was put over a node for a job that writes to it: nobody is to use it instead.

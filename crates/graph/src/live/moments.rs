@@ -12,8 +12,8 @@ impl Nodes {
     /// What a node keeps of the moment at which it was made, where it does. Its users are held up.
     pub(crate) async fn moment_of(&self, name: &str, kind: &NodeKind) -> Option<Arc<Moment>> {
         let is_filter = {
-            let named = self.lock();
-            named.nodes.get(name)?.opened.driver.name == "copy-before-write"
+            let state = self.lock();
+            state.nodes.get(name)?.opened.driver.name == "copy-before-write"
         };
         let (true, NodeKind::Device(device)) = (is_filter, kind) else {
             return None;
@@ -24,7 +24,7 @@ impl Nodes {
 
     /// What the node whose parts are opened at `place` kept of its moment before, if it is opened anew.
     pub(crate) fn moment(&self, place: &NodePlace) -> Option<Arc<Moment>> {
-        let named = self.lock();
-        named.nodes.get(place.parent.as_deref()?)?.moment.clone()
+        let state = self.lock();
+        state.nodes.get(place.parent.as_deref()?)?.moment.clone()
     }
 }

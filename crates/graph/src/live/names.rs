@@ -30,9 +30,9 @@ impl Nodes {
     /// The names of files, by those of the nodes. A node that stands on others than its file name
     /// would open is called `json:{...}`.
     pub fn filenames(&self) -> BTreeMap<String, String> {
-        let named = self.lock();
-        let nodes: Vec<&str> = named.nodes.keys().map(String::as_str).collect();
-        let names = named.names_of(&nodes, Naming::AsTheyStand);
+        let state = self.lock();
+        let nodes: Vec<&str> = state.nodes.keys().map(String::as_str).collect();
+        let names = state.names_of(&nodes, Naming::AsTheyStand);
         let text = |(node, name): (&str, Name<'_>)| (node.to_owned(), name.text());
         names.into_iter().map(text).collect()
     }
@@ -44,12 +44,12 @@ impl Nodes {
     /// If no node has the name, or its files are locked by another process.
     pub fn as_backing(&self, name: &str) -> Result<BackingName> {
         let (shown, found) = {
-            let named = self.lock();
-            let shown = named.below_copies(name);
-            if !named.nodes.contains_key(shown) {
+            let state = self.lock();
+            let shown = state.below_copies(name);
+            if !state.nodes.contains_key(shown) {
                 return Err(unknown_node(shown));
             }
-            let names = named.names_of(&named.with_below(shown), Naming::ForHeaders);
+            let names = state.names_of(&state.with_below(shown), Naming::ForHeaders);
             (shown.to_owned(), names.get(shown).map(Name::text))
         };
         let info = self.device(&shown)?.info();
@@ -62,9 +62,9 @@ impl Nodes {
 
     /// What a node of a format says that it stands on, if that is what it does stand on.
     pub fn backing_text(&self, name: &str) -> Option<String> {
-        let named = self.lock();
-        let below = named.uses.by_as(name, "backing")?;
-        let node = named.nodes.get(name)?;
+        let state = self.lock();
+        let below = state.uses.by_as(name, "backing")?;
+        let node = state.nodes.get(name)?;
         let text = node.opened.backing_text();
         text.filter(|text| node.stands_by_header(Some(text), &below.node))
     }

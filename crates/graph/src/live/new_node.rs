@@ -59,8 +59,8 @@ impl NewNode {
     /// # Errors
     /// If its file is locked by somebody.
     pub fn device(&self) -> Result<Arc<dyn BlockDevice>> {
-        let mut named = self.nodes.lock();
-        let node = named.nodes.hidden_mut(&self.name);
+        let mut state = self.nodes.lock();
+        let node = state.nodes.hidden_mut(&self.name);
         node.ok_or_else(|| unknown_node(&self.name))?.device()
     }
 
@@ -68,12 +68,12 @@ impl NewNode {
     /// a turn.
     pub fn show(mut self) {
         self.is_over = true;
-        let mut named = self.nodes.lock();
-        named.nodes.show(&self.name);
-        if let Some(opening) = named.openings.by_root.remove(&self.name) {
-            named.shared.add(opening.shared);
+        let mut state = self.nodes.lock();
+        state.nodes.show(&self.name);
+        if let Some(opening) = state.openings.by_root.remove(&self.name) {
+            state.shared.add(opening.shared);
         }
-        drop(named);
+        drop(state);
         self.nodes.note_opened(&self.name);
     }
 
@@ -111,9 +111,9 @@ impl Nodes {
     /// Reserves the name of a node that is opened at a place. See [`NameClaim`].
     pub(crate) fn claim_name(&self, place: &NodePlace, name: &str) -> Result<NameClaim> {
         self.check_form(name)?;
-        let mut named = self.lock();
-        let is_taken = named.is_taken(name, place.opening_root());
-        if is_taken || !named.openings.claims.insert(name.to_owned()) {
+        let mut state = self.lock();
+        let is_taken = state.is_taken(name, place.opening_root());
+        if is_taken || !state.openings.claims.insert(name.to_owned()) {
             return Err(duplicate(name));
         }
         Ok(NameClaim {
@@ -125,18 +125,18 @@ impl Nodes {
     /// Keeps the names of a node that is about to be opened.
     pub(crate) fn begin_opening(&self, name: &str, options: &Options) -> Result<NewNode> {
         let names = names_in(options);
-        let mut named = self.lock();
-        if named.is_taken(name, None) {
+        let mut state = self.lock();
+        if state.is_taken(name, None) {
             return Err(duplicate(name));
         }
-        if let Some(kept) = names.iter().find(|name| named.openings.keep(name, None)) {
+        if let Some(kept) = names.iter().find(|name| state.openings.keep(name, None)) {
             return Err(duplicate(kept));
         }
         let opening = PendingNode {
             names,
             ..PendingNode::default()
         };
-        named.openings.by_root.insert(name.to_owned(), opening);
+        state.openings.by_root.insert(name.to_owned(), opening);
         Ok(NewNode {
             nodes: self.clone(),
             name: name.to_owned(),
@@ -146,11 +146,11 @@ impl Nodes {
 
     /// Forgets what was being opened.
     fn abandon(&self, root: &str) {
-        let mut named = self.lock();
-        let mut kinds = named.take_closed(root, self.live);
-        named.openings.by_root.remove(root);
-        named.openings.abandoned.append(&mut kinds);
-        drop(named);
+        let mut state = self.lock();
+        let mut kinds = state.take_closed(root, self.live);
+        state.openings.by_root.remove(root);
+        state.openings.abandoned.append(&mut kinds);
+        drop(state);
         self.give_up_servers_of(root);
     }
 }

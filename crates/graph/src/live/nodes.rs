@@ -128,11 +128,11 @@ impl Nodes {
 
     /// A name for a node that was given none.
     pub fn make_up_name(&self) -> String {
-        let mut named = self.lock();
+        let mut state = self.lock();
         loop {
-            named.next_name += 1;
-            let name = format!("{MADE_UP}block{:03}", named.next_name);
-            if !named.is_taken(&name, None) {
+            state.next_name += 1;
+            let name = format!("{MADE_UP}block{:03}", state.next_name);
+            if !state.is_taken(&name, None) {
                 return name;
             }
         }
@@ -162,8 +162,8 @@ impl Nodes {
     /// # Errors
     /// If there is none, or its file is locked by somebody.
     pub fn device(&self, name: &str) -> Result<Arc<dyn BlockDevice>> {
-        let mut named = self.lock();
-        let node = named.nodes.get_mut(name);
+        let mut state = self.lock();
+        let node = state.nodes.get_mut(name);
         node.ok_or_else(|| unknown_node(name))?.device()
     }
 
@@ -172,23 +172,23 @@ impl Nodes {
     /// # Errors
     /// If no node has the name.
     pub fn known(&self, name: &str) -> Result<OpenedNode> {
-        let named = self.lock();
-        let node = named.nodes.get(name).map(|node| node.opened.clone());
+        let state = self.lock();
+        let node = state.nodes.get(name).map(|node| node.opened.clone());
         node.ok_or_else(|| unknown(name))
     }
 
     /// As [`Nodes::known`], for whoever is opened at a place.
     pub(crate) fn known_at(&self, place: &NodePlace, name: &str) -> Result<OpenedNode> {
-        let named = self.lock();
-        let node = named.nodes.seen_from(place, name);
+        let state = self.lock();
+        let node = state.nodes.seen_from(place, name);
         let node = node.map(|node| node.opened.clone());
         node.ok_or_else(|| unknown(name))
     }
 
     /// The node to which a use leads now.
     pub fn used_by(&self, id: u64) -> Option<String> {
-        let named = self.lock();
-        named.uses.get(id).map(|one| one.node.clone())
+        let state = self.lock();
+        state.uses.get(id).map(|one| one.node.clone())
     }
 
     /// What a user holds.

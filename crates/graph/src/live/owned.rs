@@ -54,16 +54,16 @@ impl Nodes {
     /// The nodes that were asked for and that are of a driver and called as `is_called` says, or
     /// stand on such, by whatever is between.
     pub fn roots_over(&self, driver: &str, is_called: impl Fn(&str) -> bool) -> Vec<String> {
-        let named = self.lock();
+        let state = self.lock();
         let is_wanted = |(name, node): (&String, &Node)| {
             let found =
                 node.opened.driver.name == driver && is_called(&node.opened.kind.shown_name());
             found.then(|| name.clone())
         };
-        let mut over: Vec<String> = named.nodes.iter().filter_map(is_wanted).collect();
+        let mut over: Vec<String> = state.nodes.iter().filter_map(is_wanted).collect();
         let mut at = 0;
         while let Some(below) = over.get(at).cloned() {
-            for one in named.uses.of(&below) {
+            for one in state.uses.of(&below) {
                 if let User::Node(above) = &one.user
                     && !over.contains(above)
                 {
@@ -72,9 +72,9 @@ impl Nodes {
             }
             at += 1;
         }
-        let owner = |name: &String| Some(named.nodes.get(name)?.owner.clone());
+        let owner = |name: &String| Some(state.nodes.get(name)?.owner.clone());
         let owners: BTreeSet<String> = over.iter().filter_map(owner).collect();
-        let roots = named.nodes.roots().iter();
+        let roots = state.nodes.roots().iter();
         roots
             .filter(|root| owners.contains(*root))
             .cloned()
@@ -83,16 +83,16 @@ impl Nodes {
 
     /// The exports of nodes that some others own.
     pub fn exports_of(&self, roots: &[String]) -> Vec<String> {
-        let named = self.lock();
+        let state = self.lock();
         let is_owned = |node: &str| {
-            let node = named.nodes.get(node);
+            let node = state.nodes.get(node);
             node.is_some_and(|node| roots.contains(&node.owner))
         };
         let export = |one: &Use| match &one.user {
             User::Export(id) if is_owned(&one.node) => Some(id.clone()),
             _ => None,
         };
-        named.uses.iter().filter_map(export).collect()
+        state.uses.iter().filter_map(export).collect()
     }
 
     /// Closes a node and all that it owns, and forgets them.
@@ -282,25 +282,25 @@ impl Nodes {
     /// # Errors
     /// In QEMU's words.
     pub fn check_removal(&self, name: &str) -> Result<()> {
-        let named = self.lock();
-        let Some(node) = named.nodes.get(name) else {
+        let state = self.lock();
+        let Some(node) = state.nodes.get(name) else {
             return Err(invalid(format!(
                 "Failed to find node with node-name='{name}'"
             )));
         };
-        let mut users = named.uses.of(name);
+        let mut users = state.uses.of(name);
         // QEMU's mirror has a device of its own for its target, as exports have.
         if users.any(|one| matches!(one.user, User::Export(_)) || one.is_target_of_mirror()) {
             return Err(invalid(format!("Node {name} is in use")));
         }
-        named.check_free(name)?;
+        state.check_free(name)?;
         if node.owner != name {
             return Err(invalid(format!("Node {name} is not owned by the monitor")));
         }
-        let is_own = |one: &Use| matches!(one.user, User::Node(_)) && !named.is_foreign(one, name);
+        let is_own = |one: &Use| matches!(one.user, User::Node(_)) && !state.is_foreign(one, name);
         let is_kept =
-            |node: &str| named.uses.of(node).any(|one| !is_own(one)) && !named.has_heir(node, name);
-        let is_used = named.owned(name).any(is_kept);
+            |node: &str| state.uses.of(node).any(|one| !is_own(one)) && !state.has_heir(node, name);
+        let is_used = state.owned(name).any(is_kept);
         match is_used {
             true => Err(invalid(format!("Block device {name} is in use"))),
             false => Ok(()),

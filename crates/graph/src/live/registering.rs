@@ -25,9 +25,9 @@ impl Nodes {
     ) -> Result<OpenedNode> {
         let owner = place.owner().unwrap_or(name);
         self.check_form(name)?;
-        let mut named = self.lock();
+        let mut state = self.lock();
         let root = place.opening_root();
-        if named.nodes.is_there(name) || named.openings.keep(name, root) {
+        if state.nodes.is_there(name) || state.openings.keep(name, root) {
             return Err(duplicate(name));
         }
         let bitmaps = NodeBitmaps::of(&node);
@@ -50,8 +50,8 @@ impl Nodes {
             next_child: None,
         };
         match root {
-            Some(_) => named.nodes.insert_hidden(name.to_owned(), node),
-            None => named.nodes.insert(name.to_owned(), node),
+            Some(_) => state.nodes.insert_hidden(name.to_owned(), node),
+            None => state.nodes.insert(name.to_owned(), node),
         }
         Ok(opened)
     }
@@ -59,9 +59,9 @@ impl Nodes {
     /// Has a node that nobody uses any more be as if nobody had: its files are not locked, and the next
     /// user asks for its size again.
     pub fn release_unused(&self, name: &str) {
-        let mut named = self.lock();
-        let is_used = named.uses.of(name).next().is_some();
-        if let Some(node) = named.nodes.get_mut(name)
+        let mut state = self.lock();
+        let is_used = state.uses.of(name).next().is_some();
+        if let Some(node) = state.nodes.get_mut(name)
             && !is_used
             && matches!(node.opened.kind, NodeKind::Storage(_))
         {
@@ -117,8 +117,8 @@ impl Nodes {
     /// Refuses to use such a filter: what is written there would be missed when users are led
     /// on.
     pub(crate) fn check_no_filter(&self, name: &str) -> Result<()> {
-        let named = self.lock();
-        match named.nodes.get(name) {
+        let state = self.lock();
+        match state.nodes.get(name) {
             Some(node) if node.is_filter => Err(invalid(format!(
                 "Node '{name}' is busy: it is the filter of a job"
             ))),
@@ -128,16 +128,16 @@ impl Nodes {
 
     /// No longer lists such a filter.
     pub fn forget_filter(&self, name: &str) {
-        let mut named = self.lock();
-        if named.nodes.get(name).is_some_and(|node| node.is_filter) {
-            named.nodes.remove(name);
+        let mut state = self.lock();
+        if state.nodes.get(name).is_some_and(|node| node.is_filter) {
+            state.nodes.remove(name);
         }
     }
 
     /// Whether a node gives back the space of what is discarded (`discard=unmap`).
     pub fn gives_space_back(&self, name: &str) -> bool {
-        let named = self.lock();
-        let origin = named.nodes.get(name).and_then(|node| node.origin.as_ref());
+        let state = self.lock();
+        let origin = state.nodes.get(name).and_then(|node| node.origin.as_ref());
         let discard = origin.and_then(|origin| origin.options.get_text("discard"));
         matches!(discard, Some("unmap" | "on"))
     }

@@ -12,11 +12,11 @@ impl Nodes {
     /// # Errors
     /// In QEMU's words, if there is no such node, or something is in the way.
     pub fn check_free(&self, name: &str) -> Result<()> {
-        let named = self.lock();
-        if !named.nodes.contains_key(name) {
+        let state = self.lock();
+        if !state.nodes.contains_key(name) {
             return Err(unknown_node(name));
         }
-        named.check_free(name)
+        state.check_free(name)
     }
 
     /// Refuses a node that a job works on.
@@ -32,9 +32,9 @@ impl Nodes {
     /// # Errors
     /// As [`Nodes::check_no_job`].
     pub fn check_no_job_within(&self, name: &str) -> Result<()> {
-        let named = self.lock();
-        let mut owned = named.owned(name).filter(|node| !named.has_heir(node, name));
-        owned.try_for_each(|node| named.check_no_job(node))
+        let state = self.lock();
+        let mut owned = state.owned(name).filter(|node| !state.has_heir(node, name));
+        owned.try_for_each(|node| state.check_no_job(node))
     }
 
     /// Refuses to open a node anew that a job works on.
@@ -52,8 +52,8 @@ impl Nodes {
 
     /// The node that is `role` to another one: `file`, `backing`.
     pub fn child_of(&self, name: &str, role: &str) -> Option<String> {
-        let named = self.lock();
-        let found = named.uses.by_as(name, role)?;
+        let state = self.lock();
+        let found = state.uses.by_as(name, role)?;
         Some(found.node.clone())
     }
 
@@ -68,26 +68,26 @@ impl Nodes {
 
     /// The nodes that stand on `name` by their backing file.
     pub fn overlays_of(&self, name: &str) -> Vec<String> {
-        let named = self.lock();
+        let state = self.lock();
         let overlay = |one: &Use| match &one.user {
             User::Node(user) if one.wanted.role == "backing" => Some(user.clone()),
             _ => None,
         };
-        named.uses.of(name).filter_map(overlay).collect()
+        state.uses.of(name).filter_map(overlay).collect()
     }
 
     /// Whether a node has a user of a kind.
     pub fn is_used_by(&self, name: &str, kind: impl Fn(&User) -> bool) -> bool {
-        let named = self.lock();
-        named.uses.of(name).any(|one| kind(&one.user))
+        let state = self.lock();
+        state.uses.of(name).any(|one| kind(&one.user))
     }
 
     /// Who uses which node, and for what: the number of the use, the user, the node, and what is
     /// wanted of it, also by those who use it through the user.
     pub fn uses(&self) -> Vec<(u64, User, String, RequiredAccess)> {
-        let named = self.lock();
-        let is_shown = |name: &str| named.nodes.contains_key(name);
-        let uses = named.uses_with_reach().into_iter();
+        let state = self.lock();
+        let is_shown = |name: &str| state.nodes.contains_key(name);
+        let uses = state.uses_with_reach().into_iter();
         // Those of nodes that are being opened are nobody else's business.
         let uses = uses.filter(|one| match &one.user {
             User::Node(above) => is_shown(above) && is_shown(&one.node),
@@ -99,8 +99,8 @@ impl Nodes {
 
     /// The names of all nodes, each after those that it stands on.
     pub fn bottom_up(&self) -> Vec<String> {
-        let named = self.lock();
-        let mut names = named.top_down(named.nodes.keys().cloned().collect());
+        let state = self.lock();
+        let mut names = state.top_down(state.nodes.keys().cloned().collect());
         names.reverse();
         names
     }
@@ -110,13 +110,13 @@ impl Nodes {
     /// # Errors
     /// As [`Nodes::check_no_job`].
     pub fn check_no_other_job(&self, name: &str, job: &User, role: &str) -> Result<()> {
-        let named = self.lock();
+        let state = self.lock();
         let wanted = Use::new(job.clone(), name, RequiredAccess::reading(role), None);
         let goes_together = |other: &Use| {
             (wanted.is_between_of_stream() && other.is_overlay_of_commit())
                 || (wanted.is_overlay_of_commit() && other.is_between_of_stream())
         };
-        let others = named.uses.of(name);
+        let others = state.uses.of(name);
         let mut others = others.filter(|one| one.user != *job && !goes_together(one));
         busy(name, others.find_map(Use::job))
     }
@@ -127,22 +127,22 @@ impl Nodes {
     /// # Errors
     /// If what the commit wants gets in the way of others.
     pub fn also_overlay(&self, lowest: &str, image: &str) -> Result<()> {
-        let mut named = self.lock();
-        let uses = named.uses.of(lowest);
+        let mut state = self.lock();
+        let uses = state.uses.of(lowest);
         let commits: Vec<Use> = uses
             .filter(|one| one.is_overlay_of_commit())
             .cloned()
             .collect();
         for one in commits {
-            named.add_use(Use::new(one.user, image, one.wanted, None))?;
+            state.add_use(Use::new(one.user, image, one.wanted, None))?;
         }
         Ok(())
     }
 
     /// The images that a job leads from one layer to another.
     pub fn overlays_of_job(&self, job: &User) -> Vec<String> {
-        let named = self.lock();
-        let uses = named.uses.iter();
+        let state = self.lock();
+        let uses = state.uses.iter();
         let uses = uses.filter(|one| one.user == *job && one.is_overlay_of_commit());
         uses.map(|one| one.node.clone()).collect()
     }
@@ -156,9 +156,9 @@ impl Nodes {
 
     /// Ends all uses of a job.
     pub fn leave_all(&self, job: &User) {
-        let mut named = self.lock();
-        let uses = named.uses.iter().filter(|one| one.user == *job);
+        let mut state = self.lock();
+        let uses = state.uses.iter().filter(|one| one.user == *job);
         let ids: Vec<u64> = uses.map(|one| one.id).collect();
-        ids.into_iter().for_each(|id| named.uses.remove(id));
+        ids.into_iter().for_each(|id| state.uses.remove(id));
     }
 }

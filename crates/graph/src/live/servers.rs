@@ -96,8 +96,8 @@ impl Nodes {
     pub async fn flush_over_servers(&self) {
         let roots = self.roots_over("nbd", |_| true);
         let devices: Vec<_> = {
-            let named = self.lock();
-            let device = |name: &String| named.nodes.get(name)?.device.clone();
+            let state = self.lock();
+            let device = |name: &String| state.nodes.get(name)?.device.clone();
             roots.iter().filter_map(device).collect()
         };
         join_all(devices.iter().map(|device| device.flush())).await;
@@ -108,10 +108,10 @@ impl Nodes {
     pub async fn flush_local(&self) {
         let remote = self.roots_over("nbd", |_| true);
         let devices: Vec<_> = {
-            let named = self.lock();
-            let roots = named.nodes.roots().iter();
+            let state = self.lock();
+            let roots = state.nodes.roots().iter();
             let local = roots.filter(|root| !remote.contains(root));
-            let device = |root: &String| named.nodes.get(root)?.device.clone();
+            let device = |root: &String| state.nodes.get(root)?.device.clone();
             local.filter_map(device).collect()
         };
         let devices = devices.iter().filter(|device| !device.info().read_only);
@@ -129,11 +129,11 @@ impl Nodes {
 
     /// The storages that some nodes stand on, whatever is in between.
     fn lowest_below(&self, names: &[String]) -> Vec<Arc<dyn Storage>> {
-        let named = self.lock();
-        let mut below: Vec<&str> = names.iter().flat_map(|it| named.with_below(it)).collect();
+        let state = self.lock();
+        let mut below: Vec<&str> = names.iter().flat_map(|it| state.with_below(it)).collect();
         below.sort_unstable();
         below.dedup();
-        let nodes = below.iter().filter_map(|name| named.nodes.get(*name));
+        let nodes = below.iter().filter_map(|name| state.nodes.get(*name));
         let storages = nodes.filter_map(|node| match &node.opened.kind {
             NodeKind::Storage(storage) => Some(storage.clone()),
             NodeKind::Device(_) => None,

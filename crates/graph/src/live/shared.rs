@@ -36,11 +36,11 @@ impl Nodes {
         (name, device): (Option<String>, &Arc<dyn BlockDevice>),
     ) {
         if let Some(name) = name {
-            let mut named = self.lock();
-            let named = &mut *named;
+            let mut state = self.lock();
+            let state = &mut *state;
             let own = place.opening_root();
-            let own = own.and_then(|root| named.openings.shared_of(root));
-            own.unwrap_or(&mut named.shared.0).insert(key, name);
+            let own = own.and_then(|root| state.openings.shared_of(root));
+            own.unwrap_or(&mut state.shared.0).insert(key, name);
         } else if let Some(bases) = &self.bases {
             let mut bases = bases.0.lock();
             bases.retain(|_, device| device.strong_count() > 0);
@@ -59,10 +59,10 @@ impl Nodes {
             return bases.0.lock().get(key)?.upgrade();
         }
         let name = {
-            let mut named = self.lock();
+            let mut state = self.lock();
             let own = place.opening_root();
-            let own = own.and_then(|root| named.openings.shared_of(root)?.get(key).cloned());
-            own.or_else(|| named.shared.0.get(key).cloned())?
+            let own = own.and_then(|root| state.openings.shared_of(root)?.get(key).cloned());
+            own.or_else(|| state.shared.0.get(key).cloned())?
         };
         // One that a job is changing is nobody else's.
         self.stand_on(place, &name, flags).ok()

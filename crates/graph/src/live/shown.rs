@@ -33,10 +33,10 @@ impl Nodes {
 
     /// Keeps a bitmap for an export that shows it: [`Nodes::hide_bitmap`] takes the number.
     pub fn show_bitmap(&self, shown: ShownBitmap) -> u64 {
-        let mut named = self.lock();
-        named.next_shown += 1;
-        let number = named.next_shown;
-        if let Some(node) = named.nodes.get_mut(&shown.node) {
+        let mut state = self.lock();
+        state.next_shown += 1;
+        let number = state.next_shown;
+        if let Some(node) = state.nodes.get_mut(&shown.node) {
             node.bitmaps.shown.push((number, shown));
         }
         number
@@ -52,8 +52,8 @@ impl Nodes {
     /// Has exports that show bitmaps of a node call all of their disks dirty, and these bitmaps be shown no
     /// more: users write elsewhere.
     pub fn show_all_dirty(&self, node: &str) {
-        let mut named = self.lock();
-        let shown = named
+        let mut state = self.lock();
+        let shown = state
             .nodes
             .get_mut(node)
             .map(|node| &mut node.bitmaps.shown);
@@ -64,8 +64,8 @@ impl Nodes {
 
     /// Whether an export shows a bitmap of a node.
     pub fn shows_bitmap(&self, node: &str, name: &str) -> bool {
-        let named = self.lock();
-        let shown = named.nodes.get(node).map(|node| &node.bitmaps.shown);
+        let state = self.lock();
+        let shown = state.nodes.get(node).map(|node| &node.bitmaps.shown);
         shown.is_some_and(|shown| shown.iter().any(|(_, one)| one.name == name))
     }
 
@@ -74,12 +74,12 @@ impl Nodes {
         &self,
         names: impl Iterator<Item = String>,
     ) -> Vec<(u64, ShownBitmap)> {
-        let named = self.lock();
+        let state = self.lock();
         let mut all: Vec<(u64, ShownBitmap)> = Vec::new();
         for name in names {
-            let below = named.with_below(&name).into_iter();
+            let below = state.with_below(&name).into_iter();
             let own = below.filter(|below| *below == name || below.starts_with(MADE_UP));
-            let nodes = own.filter_map(|name| named.nodes.get(name));
+            let nodes = own.filter_map(|name| state.nodes.get(name));
             all.extend(nodes.flat_map(|node| node.bitmaps.shown.iter().cloned()));
         }
         all.sort_by_key(|(number, _)| *number);

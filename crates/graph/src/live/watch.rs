@@ -19,11 +19,11 @@ impl Nodes {
             return opened;
         };
         let watch = {
-            let mut named = self.lock();
-            let kept = named.watches.get(name).filter(|_| is_reopened).cloned();
+            let mut state = self.lock();
+            let kept = state.watches.get(name).filter(|_| is_reopened).cloned();
             let watch = kept.unwrap_or_else(|| self.new_watch(name));
-            named.forget_watches();
-            named.watches.insert(name.to_owned(), watch.clone());
+            state.forget_watches();
+            state.watches.insert(name.to_owned(), watch.clone());
             watch
         };
         let storage = WatchedStorage::new(storage.clone(), watch);
@@ -49,9 +49,9 @@ impl Nodes {
     /// # Errors
     /// If there is no such node.
     pub fn write_watch(&self, name: &str) -> Result<Option<Arc<WriteWatch>>> {
-        let named = self.lock();
-        match named.nodes.contains_key(name) {
-            true => Ok(named.watches.get(name).cloned()),
+        let state = self.lock();
+        match state.nodes.contains_key(name) {
+            true => Ok(state.watches.get(name).cloned()),
             false => Err(unknown(name)),
         }
     }
