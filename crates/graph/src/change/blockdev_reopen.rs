@@ -251,10 +251,9 @@ impl GraphState {
             if !self.nodes.contains_key(below) {
                 return Err(unknown_node(below));
             }
-            if current.as_ref() != Some(below) {
-                if role != "backing" && !(role == "file" && driver.changes_file) {
-                    return Err(cannot_change(role));
-                }
+            let may_differ = role == "backing" || role == "file" && driver.changes_file;
+            if current.as_ref() != Some(below) && !may_differ {
+                return Err(cannot_change(role));
             }
         }
         match (&wanted, role) {
