@@ -141,7 +141,7 @@ struct Core {
     shared: Arc<Shared>,
     root: Arc<TaskWaker>,
     root_woken: Cell<bool>,
-    /// Tasks that were started with [`spawn_to_completion`].
+    /// Tasks that were started with [`Executor::spawn_to_completion`].
     lingering: Rc<Cell<usize>>,
     /// The queue's other half: swapped with it, so that neither is reallocated.
     batch: RefCell<VecDeque<usize>>,
@@ -188,6 +188,13 @@ impl Executor {
         }
     }
 
+    /// The thread's current executor: that of the innermost [`Executor::enter`] that the caller is
+    /// inside. A thread that ends has none: destructors of its locals may ask.
+    pub(crate) fn current() -> Option<Executor> {
+        let core = CURRENT.try_with(|current| current.borrow().clone());
+        core.ok().flatten().map(|core| Executor { core })
+    }
+
     /// Runs `work` with this executor as the thread's current one, so that
     /// [`spawn`] inside finds it.
     pub fn enter<R>(&self, work: impl FnOnce() -> R) -> R {
@@ -205,7 +212,44 @@ impl Executor {
 
     /// Starts a task.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
-        spawn_on(&self.core, future)
+        let (result, handle) = join::ends();
+        // An async block around it would have room for the future twice: where it is kept
+        // before the first poll, and where it is awaited.
+        let whole = future.map(move |value| result.set(Join::Done(value)));
+        let mut tasks = self.core.tasks.borrow_mut();
+        let task = tasks.free.pop().unwrap_or_else(|| {
+            tasks.slots.push(None);
+            tasks.slots.len() - 1
+        });
+        let slot = &mut tasks.slots[task];
+        let waker = reusable_waker(slot).unwrap_or_else(|| {
+            Arc::new(TaskWaker {
+                shared: self.core.shared.clone(),
+                task,
+                queued: Queued::new(),
+            })
+        });
+        *slot = Some(Slot {
+            future: Some(Box::pin(whole)),
+            waker: waker.clone(),
+        });
+        tasks.live += 1;
+        drop(tasks);
+        waker.wake();
+        handle
+    }
+
+    /// Starts a task that counts in [`Executor::tasks_to_complete`] until it is finished.
+    pub(crate) fn spawn_to_completion<T: 'static>(
+        &self,
+        future: impl Future<Output = T> + 'static,
+    ) -> JoinHandle<T> {
+        let lingering = CompletionCounter::new(self.core.lingering.clone());
+        let whole = future.map(move |value| {
+            drop(lingering);
+            value
+        });
+        self.spawn(whole)
     }
 
     /// A handle that starts tasks from other threads.
@@ -332,7 +376,7 @@ impl Executor {
         self.drop_tasks();
     }
 
-    /// Tasks started with [`spawn_to_completion`] and not finished.
+    /// Tasks started with [`crate::spawn_to_completion`] and not finished.
     pub fn tasks_to_complete(&self) -> usize {
         self.core.lingering.get()
     }
@@ -425,22 +469,13 @@ pub fn is_entered() -> bool {
         .unwrap_or(false)
 }
 
-/// The thread's current executor. A thread that ends has none: what drops there may ask.
-fn current() -> Option<Rc<Core>> {
-    CURRENT
-        .try_with(|current| current.borrow().clone())
-        .unwrap_or(None)
-}
-
 /// A handle that starts tasks on the thread's current executor from other threads.
 ///
 /// # Panics
 /// As [`spawn`].
 pub fn remote() -> Remote {
-    let core = current().expect("outside an executor: call it inside a lane");
-    Remote {
-        shared: core.shared.clone(),
-    }
+    let executor = Executor::current().expect("outside an executor: call it inside a lane");
+    executor.remote()
 }
 
 /// Starts a task on the thread's current executor. It runs to its end even if
@@ -449,35 +484,8 @@ pub fn remote() -> Remote {
 /// # Panics
 /// Outside an executor: run inside a lane, or [`Executor::enter`].
 pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
-    let core = current().expect("spawn outside an executor: call it inside a lane");
-    spawn_on(&core, future)
-}
-
-/// As [`crate::lane::spawn`], for work that others may have to wait for, on other threads too:
-/// a lane does not leave [`crate::lane::block_on`] before it is done.
-///
-/// # Panics
-/// As [`crate::lane::spawn`].
-pub fn spawn_to_completion<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
-    match current() {
-        Some(core) => spawn_to_completion_on(&core, future),
-        None => crate::lane::with_executor(
-            |executor| spawn_to_completion_on(&executor.core, future),
-            JoinHandle::of_none,
-        ),
-    }
-}
-
-fn spawn_to_completion_on<T: 'static>(
-    core: &Rc<Core>,
-    future: impl Future<Output = T> + 'static,
-) -> JoinHandle<T> {
-    let lingering = CompletionCounter::new(core.lingering.clone());
-    let whole = future.map(move |value| {
-        drop(lingering);
-        value
-    });
-    spawn_on(core, whole)
+    let executor = Executor::current().expect("spawn outside an executor: call it inside a lane");
+    executor.spawn(future)
 }
 
 /// Counts a lingering task until it is gone.
@@ -494,37 +502,6 @@ impl Drop for CompletionCounter {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
-}
-
-fn spawn_on<T: 'static>(
-    core: &Rc<Core>,
-    future: impl Future<Output = T> + 'static,
-) -> JoinHandle<T> {
-    let (result, handle) = join::ends();
-    // An async block around it would have room for the future twice: where it is kept
-    // before the first poll, and where it is awaited.
-    let whole = future.map(move |value| result.set(Join::Done(value)));
-    let mut tasks = core.tasks.borrow_mut();
-    let task = tasks.free.pop().unwrap_or_else(|| {
-        tasks.slots.push(None);
-        tasks.slots.len() - 1
-    });
-    let slot = &mut tasks.slots[task];
-    let waker = reusable_waker(slot).unwrap_or_else(|| {
-        Arc::new(TaskWaker {
-            shared: core.shared.clone(),
-            task,
-            queued: Queued::new(),
-        })
-    });
-    *slot = Some(Slot {
-        future: Some(Box::pin(whole)),
-        waker: waker.clone(),
-    });
-    tasks.live += 1;
-    drop(tasks);
-    waker.wake();
-    handle
 }
 
 /// The waker of a slot's last task, if nobody else can use it any more.

@@ -36,6 +36,7 @@ mod sys;
 
 pub use buffer::{Buffer, Buffers, Loan};
 pub use error::{Error, ErrorKind, Result};
-pub use executor::{JoinHandle, spawn, spawn_to_completion};
+pub use executor::{JoinHandle, spawn};
 pub use finish_all::finish_all;
 pub use io::Io;
+pub use lane::spawn_to_completion;

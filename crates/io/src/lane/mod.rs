@@ -221,15 +221,27 @@ pub fn finish() {
 /// # Panics
 /// If a lane cannot be set up at all.
 pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
-    if crate::executor::is_entered() {
-        return crate::spawn(future);
-    }
     with_executor(|executor| executor.spawn(future), JoinHandle::of_none)
 }
 
-/// What `work` does with the executor of the calling thread's lane; `ended` if that lane has
-/// ended with its thread.
-pub(crate) fn with_executor<R>(work: impl FnOnce(&Executor) -> R, ended: fn() -> R) -> R {
+/// As [`spawn`], for work that others may have to wait for, on other threads too: a lane does
+/// not leave [`block_on`] before it is done.
+///
+/// # Panics
+/// As [`spawn`].
+pub fn spawn_to_completion<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+    with_executor(
+        |executor| executor.spawn_to_completion(future),
+        JoinHandle::of_none,
+    )
+}
+
+/// Calls `work` with the executor that the caller is inside, or else with that of the calling
+/// thread's lane; returns `ended()` if that lane has ended with its thread.
+fn with_executor<R>(work: impl FnOnce(&Executor) -> R, ended: fn() -> R) -> R {
+    if let Some(executor) = Executor::current() {
+        return work(&executor);
+    }
     match LANE.try_with(|_| ()) {
         Ok(()) => work(&current_or_panic().executor),
         Err(_) => ended(),
@@ -391,8 +403,8 @@ pub fn call<T>(
 /// # Errors
 /// That of `future`; what the system says where the thread can have no lane.
 pub fn task<T: 'static>(future: impl Future<Output = Result<T>> + 'static) -> Io<T> {
-    if crate::executor::is_entered() {
-        return Io::task(crate::spawn(future));
+    if let Some(executor) = Executor::current() {
+        return Io::task(executor.spawn(future));
     }
     match current() {
         Ok(lane) => Io::task(lane.executor.spawn(future)),

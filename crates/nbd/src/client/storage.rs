@@ -10,7 +10,7 @@ use super::connection_pool::ConnectionPool;
 use super::{Address, ClientOptions, Session};
 use vellum_io::align::{Alignment, RangeLocks, gather, scatter};
 use vellum_io::buffer::total_len;
-use vellum_io::executor::spawn_to_completion;
+use vellum_io::spawn_to_completion;
 use vellum_io::{Buffer, Buffers, Error, ErrorKind, Io, Result};
 use vellum_storage::{BlockStatus, Capabilities, Storage, StorageExtent, WriteFlags, ZeroFlags};
 

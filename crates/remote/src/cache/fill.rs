@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use async_lock::Semaphore;
 use event_listener::{Event, listener};
 use parking_lot::Mutex;
-use vellum_io::executor::spawn_to_completion;
 use vellum_io::lane::{now, sleep};
+use vellum_io::spawn_to_completion;
 use vellum_io::{Buffer, Error, ErrorKind, Result};
 use vellum_storage::Storage;
 

@@ -13,8 +13,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use vellum_io::Error;
-use vellum_io::executor::spawn_to_completion;
 use vellum_io::lane::sleep;
+use vellum_io::spawn_to_completion;
 
 use super::evict;
 use super::fill::Cache;
