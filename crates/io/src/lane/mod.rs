@@ -15,6 +15,7 @@
 //! - Work in the background ends with its lane at the latest, and says so: nobody waits for
 //!   what was abandoned. A thread that ends before its image does calls [`finish`].
 
+mod backend;
 mod compute;
 // The model's event counter is nothing that a kernel could poll.
 #[cfg(not(shuttle))]
@@ -23,6 +24,8 @@ mod event_loop;
 mod interleavings;
 pub mod message;
 pub mod net;
+#[cfg(not(shuttle))]
+mod poll_set;
 pub mod queue_entry;
 mod reactor;
 mod request;
@@ -44,7 +47,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
-use std::time::Instant;
 
 use crate::executor::{Executor, JoinHandle};
 use crate::sync::thread_local;
@@ -52,6 +54,8 @@ use crate::sys::EventFd;
 use crate::{Buffers, Error, ErrorKind, Io, Result};
 
 pub use crate::executor::{Remote, RemoteCall};
+use backend::Wait;
+pub use backend::{BACKEND_VARIABLE, Backend, LaneOptions};
 pub use compute::{Computation, compute, compute_threads};
 #[cfg(not(shuttle))]
 pub use event_loop::{fd, turn};
@@ -61,69 +65,8 @@ pub use request::{Completion, Descriptor, Op, Request};
 pub use thread::LaneThread;
 pub use timer::{Clock, Sleep, now, sleep, sleep_until};
 
-/// Names the backend in the environment, over [`Backend::Auto`]: `threads` or `io_uring`.
-pub const BACKEND_VARIABLE: &str = "VELLUM_LANE";
-
 /// How often ready tasks may follow each other before the kernel gets a turn.
 const MAX_ROUNDS: usize = 16;
-
-/// What a lane's requests run on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Backend {
-    /// io_uring, or threads where the kernel refuses it.
-    #[default]
-    Auto,
-    /// io_uring, or an error.
-    IoUring,
-    /// Worker threads and `poll(2)`.
-    Threads,
-}
-
-impl Backend {
-    fn resolve(self) -> Self {
-        if self != Backend::Auto {
-            return self;
-        }
-        match std::env::var(BACKEND_VARIABLE).as_deref() {
-            Ok("threads") => Backend::Threads,
-            Ok("io_uring") => Backend::IoUring,
-            // Only threads can have their turns told to them.
-            _ if cfg!(shuttle) => Backend::Threads,
-            _ => Backend::Auto,
-        }
-    }
-}
-
-/// How a lane is set up.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LaneOptions {
-    /// What requests run on.
-    pub backend: Backend,
-    /// Submissions that fit into the ring at a time; four times as many requests
-    /// may be in the kernel, more wait their turn.
-    pub ring_entries: u32,
-    /// Commands of devices ([`queue_entry`]) can be started, where the kernel has them; all
-    /// submissions are longer then.
-    pub commands: bool,
-}
-
-impl Default for LaneOptions {
-    fn default() -> Self {
-        LaneOptions {
-            backend: Backend::Auto,
-            ring_entries: 128,
-            commands: false,
-        }
-    }
-}
-
-/// How long a turn may wait for the kernel.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Wait {
-    No,
-    Forever,
-    Until(Instant),
-}
 
 struct Lane {
     executor: Executor,
@@ -131,7 +74,7 @@ struct Lane {
     timers: Rc<timer::Timers>,
     running: Cell<bool>,
     #[cfg(not(shuttle))]
-    poll_set: std::cell::OnceCell<Rc<event_loop::PollSet>>,
+    poll_set: std::cell::OnceCell<Rc<poll_set::PollSet>>,
     #[cfg(not(shuttle))]
     event: Arc<EventFd>,
 }

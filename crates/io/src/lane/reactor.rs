@@ -8,12 +8,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use super::backend::{Backend, LaneOptions, Wait};
 #[cfg(not(shuttle))]
-use super::event_loop::PollSet;
+use super::poll_set::PollSet;
 use super::request::{Completion, Request};
 use super::threads::Threads;
 use super::uring::Uring;
-use super::{Backend, LaneOptions, Wait};
 use crate::sys::EventFd;
 use crate::{Error, ErrorKind, Result};
 

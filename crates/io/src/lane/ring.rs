@@ -15,7 +15,7 @@ use io_uring::squeue::{self, Entry128, EntryMarker};
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{Builder, IoUring, Parameters};
 
-use super::Wait;
+use super::backend::Wait;
 
 /// A ring.
 pub(super) enum Ring {

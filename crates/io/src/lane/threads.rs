@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Wait;
+use super::backend::Wait;
 #[cfg(not(shuttle))]
-use super::event_loop::PollSet;
+use super::poll_set::PollSet;
 use super::request::{Completion, Request, Step};
 use super::workers::{self, CompletionQueue};
 use crate::sys::{self, EventFd};

@@ -19,7 +19,7 @@ pub(super) struct Timers {
     last_number: Cell<u64>,
     /// What tells a foreign event loop of the next time while the lane is parked.
     #[cfg(not(shuttle))]
-    alarm: RefCell<Option<Rc<super::event_loop::PollSet>>>,
+    alarm: RefCell<Option<Rc<super::poll_set::PollSet>>>,
 }
 
 impl Timers {
@@ -30,7 +30,7 @@ impl Timers {
 
     /// Has `alarm` told of the next time, now and whenever it changes; `None`: no more.
     #[cfg(not(shuttle))]
-    pub(super) fn set_alarm(&self, alarm: Option<Rc<super::event_loop::PollSet>>) {
+    pub(super) fn set_alarm(&self, alarm: Option<Rc<super::poll_set::PollSet>>) {
         *self.alarm.borrow_mut() = alarm;
         self.update_alarm();
     }

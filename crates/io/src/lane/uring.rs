@@ -17,13 +17,13 @@ use std::sync::Arc;
 use io_uring::types::Fd;
 use io_uring::{opcode, squeue};
 
+use super::backend::{LaneOptions, Wait};
 #[cfg(not(shuttle))]
-use super::event_loop::{Counter, PollSet};
+use super::poll_set::{Counter, PollSet};
 use super::request::{Completion, Op, Request, Step};
 use super::ring::Ring;
 use super::submission::Memory;
 use super::workers::{self, CompletionQueue};
-use super::{LaneOptions, Wait};
 use crate::sys::{Errno, EventFd};
 
 /// The completion of the read that waits for the event counter.
