@@ -163,6 +163,19 @@ pub(crate) fn poll(set: &mut [libc::pollfd], timeout: Option<Duration>) -> Resul
     }))
 }
 
+/// Which of `events` a descriptor is ready for now; `EAGAIN`: none.
+pub(crate) fn poll_once(fd: RawFd, events: i16) -> Result<i64, Errno> {
+    let mut set = [libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    }];
+    match poll(&mut set, Some(Duration::ZERO))? {
+        0 => Err(libc::EAGAIN),
+        _ => Ok(i64::from(set[0].revents)),
+    }
+}
+
 /// Receives what is there, without waiting.
 pub(crate) fn receive(fd: RawFd, buffer: &mut [u8]) -> Result<i64, Errno> {
     // SAFETY: the buffer is borrowed exclusively for the call.

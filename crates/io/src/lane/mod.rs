@@ -17,6 +17,7 @@
 
 mod backend;
 mod compute;
+mod descriptor;
 // The model's event counter is nothing that a kernel could poll.
 #[cfg(not(shuttle))]
 mod event_loop;
@@ -24,6 +25,7 @@ mod event_loop;
 mod interleavings;
 pub mod message;
 pub mod net;
+mod op;
 #[cfg(not(shuttle))]
 mod poll_set;
 pub mod queue_entry;
@@ -50,18 +52,20 @@ use std::task::{Context, Poll};
 
 use crate::executor::{Executor, JoinHandle};
 use crate::sync::thread_local;
-use crate::sys::EventFd;
+use crate::sys::{self, EventFd};
 use crate::{Buffers, Error, ErrorKind, Io, Result};
 
 pub use crate::executor::{Remote, RemoteCall};
 use backend::Wait;
 pub use backend::{BACKEND_VARIABLE, Backend, LaneOptions};
 pub use compute::{Computation, compute, compute_threads};
+pub use descriptor::Descriptor;
 #[cfg(not(shuttle))]
 pub use event_loop::{fd, turn};
+pub use op::Op;
 use reactor::Reactor;
 pub(crate) use reactor::RequestFuture;
-pub use request::{Completion, Descriptor, Op, Request};
+pub use request::{Completion, Request};
 pub use thread::LaneThread;
 pub use timer::{Clock, Sleep, now, sleep, sleep_until};
 
@@ -279,14 +283,14 @@ pub fn poll_readable(fd: BorrowedFd<'_>) -> Io<()> {
 /// Whether whoever is at the other end of a socket sends nothing more, or is gone, whatever has
 /// been received of what it has sent.
 pub fn has_peer_left(fd: BorrowedFd<'_>) -> bool {
-    request::poll_once(fd.as_raw_fd(), libc::POLLRDHUP).is_ok()
+    sys::poll_once(fd.as_raw_fd(), libc::POLLRDHUP).is_ok()
 }
 
 /// Whether nobody is at the other end of a socket any more, neither to send nor to receive. A peer of
 /// TCP that has gone is not told from one that only sends no more before something is sent to it.
 pub fn has_hung_up(fd: BorrowedFd<'_>) -> bool {
     // POLLHUP and POLLERR are told of without being asked for.
-    request::poll_once(fd.as_raw_fd(), 0).is_ok()
+    sys::poll_once(fd.as_raw_fd(), 0).is_ok()
 }
 
 /// Waits until `fd` can be written. Dropping the request ends the wait.

@@ -18,7 +18,7 @@ use rustix::time::{
     timerfd_settime,
 };
 
-use super::request::Descriptor;
+use super::descriptor::Descriptor;
 
 /// What a foreign event loop polls: one epoll instance with all that could wake a lane.
 pub(super) struct PollSet {

@@ -2,7 +2,7 @@
 //!
 //! An entry is memory that the kernel knows: it puts the next request there, and fetches the
 //! answer from there when it is given the entry back, in one command for both. Needs a lane
-//! with [`super::LaneOptions::commands`]. The layouts are those of `linux/fuse.h`.
+//! with [`super::LaneOptions::commands`].
 //!
 //! Invariants:
 //! - The kernel writes to an entry's memory only between a command and its completion. The
@@ -11,46 +11,18 @@
 //! - Nobody but the kernel can end a command that waits for a request: it ends with the mount,
 //!   or with the lane. Whoever drops the future of one gives it up for good.
 
+pub(super) mod command;
+
 use std::fmt;
-use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use io_uring::opcode::UringCmd80;
-use io_uring::squeue::Entry128;
-use io_uring::types::Fd;
+pub use command::EntryCommand;
+use command::{COMMIT_ID_AT, DATA_LEN_AT, HEADER_ROOM_BYTES, PART_BYTES};
 
 use super::message::MessageDevice;
 use super::{Completion, Descriptor, Op, Request, submit};
 use crate::shared_memory::{SharedBuffer, SharedBuffers, SharedMemory};
-use crate::sys::IoVecs;
 use crate::{Error, ErrorKind, Io, Result};
-
-/// Gives the kernel an entry for the first time.
-const REGISTER: u32 = 1;
-/// Gives it back with an answer.
-const COMMIT_AND_FETCH: u32 = 2;
-/// Length in bytes of each of the first two parts of an entry's header: the header of a
-/// request or answer, and what an operation says of itself.
-const PART_BYTES: usize = 128;
-/// Where in the third part the kernel says what it calls the request.
-const COMMIT_ID_AT: usize = 2 * PART_BYTES + 8;
-/// Where the length of the data stands.
-const DATA_LEN_AT: usize = 2 * PART_BYTES + 16;
-/// Length of an entry's header in bytes.
-const HEADER_BYTES: usize = 2 * PART_BYTES + 32;
-/// What an entry's memory has in front of its data, which so are aligned.
-const HEADER_ROOM_BYTES: usize = 4096;
-/// Where the number of iovecs stands in a submission.
-const SUBMISSION_LEN_AT: usize = 24;
-
-/// A command: which only this module makes, for an answer to a request that another entry holds
-/// would give the kernel memory that is not there any more.
-#[derive(Debug, Clone, Copy)]
-pub struct EntryCommand {
-    queue: u16,
-    /// The request that the entry holds the answer of; 0 if there is none.
-    answered: u64,
-}
 
 /// Memory for an entry, which no kernel knows yet.
 #[derive(Debug)]
@@ -82,7 +54,7 @@ impl QueueEntry {
 }
 
 fn start(file: Arc<Descriptor>, queue: u16, answered: u64, memory: SharedBuffer) -> Io<HeldEntry> {
-    let op = Op::FuseEntry(EntryCommand { queue, answered });
+    let op = Op::FuseEntry(EntryCommand::new(queue, answered));
     let memory = SharedBuffers::from_iter([memory]);
     submit(Request::shared(file, op, memory), HeldEntry::take)
 }
@@ -114,7 +86,7 @@ impl HeldEntry {
         let id = u64::from_ne_bytes(id);
         Ok(HeldEntry {
             file,
-            queue: command.queue,
+            queue: command.queue(),
             id,
             memory,
         })
@@ -174,48 +146,4 @@ impl fmt::Debug for HeldEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "HeldEntry({} of queue {})", self.id, self.queue)
     }
-}
-
-/// Tells header and data apart in what the kernel is told of an entry's memory.
-pub(super) fn tell_apart(vecs: &mut IoVecs) {
-    if let [whole] = vecs[..] {
-        let header = libc::iovec {
-            iov_len: HEADER_BYTES,
-            ..whole
-        };
-        let data = libc::iovec {
-            iov_base: whole.iov_base.wrapping_byte_add(HEADER_ROOM_BYTES),
-            iov_len: whole.iov_len.saturating_sub(HEADER_ROOM_BYTES),
-        };
-        *vecs = IoVecs::from_iter([header, data]);
-    }
-}
-
-/// What the kernel is asked to do with an entry. The memory that `vecs` name is used until the
-/// completion, `vecs` itself only when the command is handed over.
-pub(super) fn submission(fd: RawFd, command: EntryCommand, vecs: &IoVecs) -> Entry128 {
-    let EntryCommand { queue, answered } = command;
-    // Flags, the request, the queue.
-    let mut area = [0; 80];
-    area[8..16].copy_from_slice(&answered.to_ne_bytes());
-    area[16..18].copy_from_slice(&queue.to_ne_bytes());
-    let number = match answered {
-        0 => REGISTER,
-        _ => COMMIT_AND_FETCH,
-    };
-    let mut command = UringCmd80::new(Fd(fd), number)
-        .cmd(area)
-        .addr(Some(vecs.as_ptr() as u64))
-        .build();
-    let count = vecs.len() as u32;
-    // SAFETY: the builder has no setter for this number. A submission is 128 plain bytes, of
-    // which `linux/io_uring.h` says where it stands; any value is valid.
-    unsafe {
-        let start: *mut u8 = (&raw mut command).cast();
-        start
-            .add(SUBMISSION_LEN_AT)
-            .cast::<u32>()
-            .write_unaligned(count);
-    }
-    command
 }

@@ -2,223 +2,16 @@
 //! kernel has done a part of it. Both backends share this state machine.
 
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
-use super::queue_entry::EntryCommand;
-use super::syncs::{RunningSync, Syncs};
+use super::descriptor::{Descriptor, RunningSync};
+use super::op::Op;
 use crate::align::SharedGuard;
 use crate::buffer::total_len;
 use crate::shared_memory::{self, SharedBuffers};
 use crate::sys::{self, Errno, IoVecs};
 use crate::{Buffers, Error};
-
-/// An open descriptor that requests share, and its name for messages.
-#[derive(Debug)]
-pub struct Descriptor {
-    /// `None` for requests that need none.
-    fd: Option<OwnedFd>,
-    name: String,
-    /// What a short direct read must be a multiple of, or it met the end of the file.
-    read_unit_bytes: u32,
-    pub(super) syncs: Syncs,
-}
-
-impl Descriptor {
-    /// A descriptor for buffered I/O or a socket.
-    pub fn new(fd: OwnedFd, name: impl Into<String>) -> Self {
-        Self::direct(fd, name, 1)
-    }
-
-    /// Only a name, for calls that make a descriptor.
-    pub fn none(name: String) -> Self {
-        Self::of(None, name, 1)
-    }
-
-    fn of(fd: Option<OwnedFd>, name: String, read_unit_bytes: u32) -> Self {
-        Descriptor {
-            fd,
-            name,
-            read_unit_bytes,
-            syncs: Syncs::default(),
-        }
-    }
-
-    /// A descriptor for direct I/O in units of `read_unit_bytes`.
-    pub fn direct(fd: OwnedFd, name: impl Into<String>, read_unit_bytes: u32) -> Self {
-        Self::of(Some(fd), name.into(), read_unit_bytes)
-    }
-
-    /// The descriptor's name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// A flush of everything that has changed so far; `None`: all of it is durable.
-    pub fn flush(&self) -> Option<Op> {
-        let changes = self.syncs.changes_to_sync()?;
-        Some(Op::Sync { changes })
-    }
-
-    /// The raw descriptor, valid as long as `self`; -1 if there is none.
-    pub fn raw(&self) -> RawFd {
-        self.fd.as_ref().map_or(-1, AsRawFd::as_raw_fd)
-    }
-}
-
-impl Drop for Descriptor {
-    /// Locks would else stay until the kernel lets go of the file, which it holds a moment
-    /// longer than the last request says; who opens it anew at once would be refused.
-    fn drop(&mut self) {
-        if let Some(fd) = &self.fd {
-            sys::unlock(fd.as_raw_fd());
-        }
-    }
-}
-
-impl AsFd for Descriptor {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        let fd = self.fd.as_ref();
-        fd.expect("only a connect request is without a descriptor")
-            .as_fd()
-    }
-}
-
-/// Work for a worker thread.
-pub type Work = Box<dyn FnOnce() -> Result<i64, Errno> + Send>;
-
-/// What a request does.
-pub enum Op {
-    /// Fill the buffers from an offset; zeroes beyond the end.
-    Read {
-        /// Offset of the first byte.
-        offset_bytes: u64,
-    },
-    /// Write the buffers at an offset.
-    Write {
-        /// Offset of the first byte.
-        offset_bytes: u64,
-        /// Durable on completion.
-        durable: bool,
-    },
-    /// Make data durable.
-    Sync {
-        /// Changes that were complete before.
-        changes: u64,
-    },
-    /// `fallocate(2)`.
-    Fallocate {
-        /// `FALLOC_FL_*`.
-        mode: i32,
-        /// Offset of the range.
-        offset_bytes: u64,
-        /// Length of the range.
-        len_bytes: u64,
-    },
-    /// Receive what is there into the only buffer, at least one byte.
-    Receive,
-    /// Send all of the buffers.
-    Send,
-    /// Receive one message of a device, such as `/dev/fuse`, that hands them out whole.
-    ReceiveMessage,
-    /// Give a device all of the buffers as one message.
-    SendMessage,
-    /// Give an entry of a queue of `/dev/fuse` to the kernel, and wait for the next request
-    /// in it. Only the end of the mount, or of the lane, ends it otherwise.
-    FuseEntry(EntryCommand),
-    /// Accept a connection.
-    Accept,
-    /// Wait until the descriptor is ready.
-    Poll {
-        /// `POLL*`.
-        events: i16,
-    },
-    /// A blocking call, made by a worker thread on every backend.
-    Call {
-        /// What is being done, for messages.
-        name: &'static str,
-        /// The call, until it is made.
-        work: Option<Work>,
-    },
-    /// A blocking call that makes a connection and returns its descriptor.
-    Connect {
-        /// The call, until it is made.
-        work: Option<Work>,
-    },
-}
-
-impl Op {
-    /// The verb for messages.
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Op::Read { .. } => "read",
-            Op::Write { .. } => "write",
-            Op::Sync { .. } => "flush",
-            Op::Fallocate { .. } => "fallocate",
-            Op::Receive | Op::ReceiveMessage => "receive",
-            Op::Send | Op::SendMessage => "send",
-            Op::FuseEntry(_) => "wait for a request",
-            Op::Accept => "accept",
-            Op::Poll { .. } => "poll",
-            Op::Connect { .. } => "connect",
-            Op::Call { name, .. } => name,
-        }
-    }
-
-    /// Whether only a worker thread can do it.
-    pub(crate) fn needs_worker(&self) -> bool {
-        matches!(self, Op::Call { .. } | Op::Connect { .. })
-    }
-
-    /// Whether only a ring that takes commands can do it.
-    pub(crate) fn is_command(&self) -> bool {
-        matches!(self, Op::FuseEntry(_))
-    }
-
-    /// Whether it may change what the next flush must make durable.
-    fn changes(&self) -> bool {
-        matches!(
-            self,
-            Op::Write { .. } | Op::Fallocate { .. } | Op::Call { .. }
-        )
-    }
-
-    /// Whether it makes something durable.
-    fn syncs(&self) -> bool {
-        matches!(self, Op::Sync { .. } | Op::Write { durable: true, .. })
-    }
-
-    /// Whether the request is given up with its handle: it might wait forever, or
-    /// take what the next one should get. All others run to their end.
-    pub(crate) fn is_cancelled_on_drop(&self) -> bool {
-        matches!(
-            self,
-            Op::Receive | Op::ReceiveMessage | Op::Accept | Op::Poll { .. }
-        )
-    }
-
-    /// Whether it ends when a peer does something, which may be never. So do commands, which are no such
-    /// requests.
-    pub(crate) fn waits_for_others(&self) -> bool {
-        self.readiness().is_some()
-    }
-
-    /// Whether it is a file's request, for which the kernel may need a thread of its own.
-    pub(crate) fn blocks_in_kernel(&self) -> bool {
-        !self.is_command() && !self.waits_for_others()
-    }
-
-    /// What must be ready for the request to go on; `None` for requests that
-    /// block in the kernel instead (files, calls).
-    pub(crate) fn readiness(&self) -> Option<i16> {
-        match self {
-            Op::Receive | Op::ReceiveMessage | Op::Accept => Some(libc::POLLIN),
-            Op::Send | Op::SendMessage => Some(libc::POLLOUT),
-            Op::Poll { events } => Some(*events),
-            _ => None,
-        }
-    }
-}
 
 /// A request and all that it needs until its completion.
 pub struct Request {
@@ -301,7 +94,7 @@ impl Request {
         if matches!(step, Step::Finished(_)) {
             if self.op.changes() {
                 // Even if it failed: a part may be done.
-                self.file.syncs.changed();
+                self.file.syncs().changed();
             }
             // Only now: whoever waits for it asks then how it went.
             self.sync = None;
@@ -347,7 +140,7 @@ impl Request {
 
     fn advance_read(&mut self, count: usize) -> Step {
         self.done_bytes += count;
-        let at_end = count == 0 || !count.is_multiple_of(self.file.read_unit_bytes as usize);
+        let at_end = count == 0 || !count.is_multiple_of(self.file.read_unit_bytes() as usize);
         if self.done_bytes < self.len_bytes && !at_end {
             return Step::Again;
         }
@@ -368,7 +161,7 @@ impl Request {
     /// `value`, unless it claims that something is durable after a sync has failed.
     fn check_syncs(&self, value: i64) -> Result<i64, Errno> {
         match self.op.syncs() {
-            true => self.file.syncs.check().map(|()| value),
+            true => self.file.syncs().check().map(|()| value),
             false => Ok(value),
         }
     }
@@ -379,15 +172,15 @@ impl Request {
             Op::Sync { .. } => true,
             // Around the page cache a full disk is met by the write itself, before anything is
             // synced. Through it nobody can tell which of the two has failed.
-            Op::Write { durable: true, .. } => self.file.read_unit_bytes == 1 || !is_full(errno),
+            Op::Write { durable: true, .. } => self.file.is_buffered() || !is_full(errno),
             // NFS tells a write what became of earlier ones, and a sync nothing of it then.
             Op::Write { .. } => {
-                self.file.read_unit_bytes == 1 && is_full(errno) && sys::is_on_nfs(self.file.raw())
+                self.file.is_buffered() && is_full(errno) && sys::is_on_nfs(self.file.raw())
             }
             _ => false,
         };
         if failed {
-            self.file.syncs.failed(errno);
+            self.file.syncs().failed(errno);
         }
         errno
     }
@@ -424,7 +217,7 @@ impl Request {
             // There is no system call for it.
             Op::FuseEntry(_) => Err(libc::EOPNOTSUPP),
             Op::Accept => sys::accept(fd),
-            Op::Poll { events } => poll_once(fd, *events),
+            Op::Poll { events } => sys::poll_once(fd, *events),
             Op::Call { work, .. } | Op::Connect { work } => {
                 work.take().map_or(Ok(0), |work| work())
             }
@@ -453,25 +246,13 @@ fn is_full(errno: Errno) -> bool {
     matches!(errno, libc::ENOSPC | libc::EDQUOT | libc::EFBIG)
 }
 
-pub(super) fn poll_once(fd: RawFd, events: i16) -> Result<i64, Errno> {
-    let mut set = [libc::pollfd {
-        fd,
-        events,
-        revents: 0,
-    }];
-    match sys::poll(&mut set, Some(std::time::Duration::ZERO))? {
-        0 => Err(libc::EAGAIN),
-        _ => Ok(i64::from(set[0].revents)),
-    }
-}
-
 impl Completion {
     /// The error that a failed request shows.
     pub fn error(&self, errno: Errno) -> Error {
         let error =
             Error::from_errno(self.request.op.name(), errno).target(self.request.file.name());
         // From then on no sync of the file succeeds: room does not help what waits for one.
-        let error = match self.request.file.syncs.check().is_err() {
+        let error = match self.request.file.syncs().check().is_err() {
             true => error.of_failed_sync(),
             false => error,
         };

@@ -3,8 +3,9 @@
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{opcode, squeue};
 
-use super::queue_entry::{self, EntryCommand};
-use super::request::{Op, Request};
+use super::op::Op;
+use super::queue_entry::command::{self, EntryCommand};
+use super::request::Request;
 use crate::sys::{self, IoVecs, MAX_TRANSFER_BYTES};
 
 /// The offset that stands for none.
@@ -33,8 +34,8 @@ impl Memory {
         command: EntryCommand,
     ) -> squeue::Entry128 {
         self.vecs = request.io_vecs();
-        queue_entry::tell_apart(&mut self.vecs);
-        queue_entry::submission(request.file.raw(), command, &self.vecs)
+        command::tell_apart(&mut self.vecs);
+        command::submission(request.file.raw(), command, &self.vecs)
     }
 
     /// Waits until the request's descriptor is ready for it.

@@ -9,13 +9,10 @@
 //!   began after that; the first after opening never is, for others may have left something.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
-use super::request::Descriptor;
 use crate::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use crate::sync::{Event, Mutex, MutexGuard};
 use crate::sys::Errno;
-use crate::{Error, Result};
 
 /// The syncs of one file, and the changes that they are for.
 #[derive(Debug)]
@@ -50,13 +47,6 @@ impl Default for Syncs {
     }
 }
 
-/// A sync, or a write that is to be durable, until the kernel is done with it.
-#[derive(Debug)]
-pub(crate) struct RunningSync {
-    file: Arc<Descriptor>,
-    number: u64,
-}
-
 impl Syncs {
     fn running(&self) -> MutexGuard<'_, Running> {
         self.running.lock()
@@ -89,57 +79,39 @@ impl Syncs {
             errno => Err(errno),
         }
     }
-}
 
-impl RunningSync {
-    /// Of a sync that is about to be asked for.
-    pub(super) fn begin(file: &Arc<Descriptor>) -> Self {
-        let mut running = file.syncs.running();
+    /// Notes that a sync is about to be asked for; returns its number for [`Syncs::end`].
+    pub(super) fn begin(&self) -> u64 {
+        let mut running = self.running();
         let number = running.next;
         running.next += 1;
         running.numbers.insert(number);
-        drop(running);
-        RunningSync {
-            file: file.clone(),
-            number,
-        }
+        number
     }
-}
 
-impl Drop for RunningSync {
-    fn drop(&mut self) {
-        let syncs = &self.file.syncs;
-        syncs.running().numbers.remove(&self.number);
-        syncs.ended.notify(usize::MAX);
+    /// Notes that the kernel is done with a sync.
+    pub(super) fn end(&self, number: u64) {
+        self.running().numbers.remove(&number);
+        self.ended.notify(usize::MAX);
     }
-}
 
-impl Descriptor {
     /// Waits until a sync that the kernel calls good, and that has just ended, may be
-    /// believed; it covers the first `changes` ones.
-    ///
-    /// # Errors
-    /// If one that ran beside it has failed.
-    pub async fn accept_sync(&self, operation: &'static str, changes: u64) -> Result<()> {
-        let before = self.syncs.running().next;
+    /// believed; it covers the first `changes` ones. Fails if one that ran beside it has.
+    pub(super) async fn accept(&self, changes: u64) -> Result<(), Errno> {
+        let before = self.running().next;
         let all_ended = || {
-            let running = self.syncs.running();
+            let running = self.running();
             running.numbers.first().is_none_or(|first| *first >= before)
         };
         while !all_ended() {
-            let ended = self.syncs.ended.listen();
+            let ended = self.ended.listen();
             if all_ended() {
                 break;
             }
             ended.await;
         }
-        let checked = self.syncs.check();
-        checked.map_err(|errno| {
-            let error = Error::from_errno(operation, errno).target(self.name());
-            error.of_failed_sync()
-        })?;
-        let durable = &self.syncs.durable_changes;
-        durable.fetch_max(changes, Ordering::AcqRel);
+        self.check()?;
+        self.durable_changes.fetch_max(changes, Ordering::AcqRel);
         Ok(())
     }
 }

@@ -18,9 +18,10 @@ use io_uring::types::Fd;
 use io_uring::{opcode, squeue};
 
 use super::backend::{LaneOptions, Wait};
+use super::op::Op;
 #[cfg(not(shuttle))]
 use super::poll_set::{Counter, PollSet};
-use super::request::{Completion, Op, Request, Step};
+use super::request::{Completion, Request, Step};
 use super::ring::Ring;
 use super::submission::Memory;
 use super::workers::{self, CompletionQueue};

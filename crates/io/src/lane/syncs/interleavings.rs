@@ -1,7 +1,10 @@
 //! Syncs beside writes and each other: none is believed that another one has learned a loss
 //! from, and what a flush may be left out for is durable.
 
+use std::sync::Arc;
+
 use super::*;
+use crate::lane::descriptor::{Descriptor, RunningSync};
 use crate::sync::{block_on, explore, join, thread};
 
 /// A kernel that tells a loss once.
@@ -35,13 +38,13 @@ impl Kernel {
 
 /// One flush, as a file asks for it.
 fn flush(file: &Arc<Descriptor>, kernel: &Kernel) -> Result<(), ()> {
-    let Some(changes) = file.syncs.changes_to_sync() else {
+    let Some(changes) = file.syncs().changes_to_sync() else {
         return Ok(());
     };
     let running = RunningSync::begin(file);
     let synced = kernel.sync();
     if let Err(errno) = synced {
-        file.syncs.failed(errno);
+        file.syncs().failed(errno);
     }
     drop(running);
     synced.map_err(drop)?;
@@ -60,7 +63,7 @@ fn a_loss_that_is_told_to_one_is_believed_by_all() {
         let mut pages = kernel.pages();
         (pages.written, pages.untold, pages.lost) = (1, true, true);
         drop(pages);
-        file.syncs.changed();
+        file.syncs().changed();
         let threads = [(); 3].map(|()| {
             let (file, kernel) = (file.clone(), kernel.clone());
             thread::spawn(move || flush(&file, &kernel))
@@ -83,7 +86,7 @@ fn a_flush_that_says_so_has_made_durable_what_was_written_before() {
                     pages.written += 1;
                     pages.written
                 };
-                file.syncs.changed();
+                file.syncs().changed();
                 flush(&file, &kernel).expect("nothing was lost");
                 assert!(kernel.pages().durable >= mine, "it was said to be durable");
             })
