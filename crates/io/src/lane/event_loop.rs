@@ -8,13 +8,9 @@
 //! Invariant: a parked lane has nothing unsubmitted and nothing ready, or its descriptor is
 //! readable.
 
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::rc::Rc;
+use std::os::fd::OwnedFd;
 
-use super::backend::Wait;
-use super::poll_set::PollSet;
-use super::{Lane, MAX_ROUNDS, current, current_or_panic};
+use super::current::{current, current_or_panic};
 use crate::{Error, Result};
 
 /// A descriptor for the calling thread's lane in an event loop of one's own. It can be read
@@ -46,60 +42,4 @@ pub fn fd() -> Result<OwnedFd> {
 /// of its own tasks, must go on with turns, or the other tasks of the lane wait for ever.
 pub fn turn() {
     current_or_panic().turn();
-}
-
-impl Lane {
-    fn turn(&self) {
-        assert!(
-            !self.running.get(),
-            "lane::turn inside a lane: it has its turn"
-        );
-        let _running = self.start();
-        self.executor.end_sleep();
-        // Of an earlier root future, which nobody polls now.
-        self.executor.take_root_wake();
-        self.executor.enter(|| {
-            for _ in 0..MAX_ROUNDS {
-                self.reactor.turn(Wait::No, || {});
-                self.timers.fire();
-                if !self.run_tasks() {
-                    break;
-                }
-            }
-        });
-    }
-
-    fn join_event_loop(&self) -> io::Result<Rc<PollSet>> {
-        if let Some(set) = self.poll_set.get() {
-            return Ok(set.clone());
-        }
-        let set = Rc::new(PollSet::new()?);
-        // For what could not be submitted: the counter's read is a request itself.
-        set.add(self.event.as_fd())?;
-        self.reactor.join_poll_set(&set)?;
-        let set = self.poll_set.get_or_init(|| set);
-        if !self.running.get() {
-            self.park();
-        }
-        Ok(set.clone())
-    }
-
-    /// See the module's head; nothing if no event loop was ever asked for.
-    pub(super) fn park(&self) {
-        let Some(set) = self.poll_set.get() else {
-            return;
-        };
-        self.reactor.park();
-        if !self.executor.prepare_to_sleep() {
-            self.event.signal();
-        }
-        self.timers.set_alarm(Some(set.clone()));
-    }
-
-    pub(super) fn unpark(&self) {
-        if self.poll_set.get().is_some() {
-            self.reactor.unpark();
-            self.timers.set_alarm(None);
-        }
-    }
 }

@@ -1,9 +1,12 @@
 //! Whole lanes with their real loop, mailboxes and remotes; the event counter is the model's,
 //! and each worker a thread.
 
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+
 use super::*;
+use crate::Io;
 use crate::sync::{Mutex, explore, thread};
-use std::task::Waker;
 
 /// Carries values to a task of any lane.
 struct Channel<T>(Mutex<(Vec<T>, Option<Waker>)>);

@@ -139,33 +139,24 @@ pub fn now() -> Instant {
     simulated.ok().flatten().unwrap_or_else(Instant::now)
 }
 
-/// Waits until a time has come; made by [`sleep`].
+/// The timers of the calling thread's simulation, if it is in one.
+pub(super) fn simulated() -> Option<Rc<Timers>> {
+    CLOCK.with(|clock| clock.borrow().as_ref().map(|clock| clock.timers.clone()))
+}
+
+/// Waits until a time has come; made by [`super::sleep`].
 #[must_use = "a sleep does nothing until it is awaited"]
 pub struct Sleep {
     timers: Rc<Timers>,
     key: Key,
 }
 
-/// Waits for `time` on the calling thread's lane.
-///
-/// # Panics
-/// If a lane cannot be set up at all.
-pub fn sleep(time: Duration) -> Sleep {
-    let now = now();
-    // A sleep beyond what the clock can tell is as good as a century.
-    let century = Duration::from_secs(100 * 365 * 86_400);
-    sleep_until(now.checked_add(time).unwrap_or(now + century))
-}
-
-/// Waits until `deadline` on the calling thread's lane.
-///
-/// # Panics
-/// If a lane cannot be set up at all.
-pub fn sleep_until(deadline: Instant) -> Sleep {
-    let simulated = CLOCK.with(|clock| clock.borrow().as_ref().map(|clock| clock.timers.clone()));
-    let timers = simulated.unwrap_or_else(|| super::current_or_panic().timers.clone());
-    let key = (deadline, timers.number());
-    Sleep { timers, key }
+impl Sleep {
+    /// Waits with `timers` until `deadline`.
+    pub(super) fn new(timers: Rc<Timers>, deadline: Instant) -> Self {
+        let key = (deadline, timers.number());
+        Sleep { timers, key }
+    }
 }
 
 impl Future for Sleep {
