@@ -7,7 +7,8 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::buffer::ALIGNMENT_BYTES;
+/// Alignment in bytes of every allocation: enough for direct I/O.
+pub const ALIGNMENT_BYTES: usize = 4096;
 
 /// Blocks that are smaller are made together up to this length.
 const SLAB_BYTES: usize = 32 << 10;

@@ -13,11 +13,9 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+pub use crate::block::ALIGNMENT_BYTES;
 use crate::block::Block;
 use crate::pool;
-
-/// Alignment in bytes of every allocation: enough for direct I/O.
-pub const ALIGNMENT_BYTES: usize = 4096;
 
 /// The pieces of a vectored request, in order.
 pub type Buffers = SmallVec<[Buffer; 1]>;

@@ -7,8 +7,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use crate::block::Block;
-use crate::buffer::ALIGNMENT_BYTES;
+use crate::block::{ALIGNMENT_BYTES, Block};
 
 /// Blocks have a power of two of bytes from [`ALIGNMENT_BYTES`] up; so many sizes
 /// are kept, which makes the largest 2 MiB.
