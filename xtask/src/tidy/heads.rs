@@ -17,7 +17,6 @@ const STILL_TO_BE_EMPTIED: &[&str] = &[
     "crates/engine/src/qcow2/create/mod.rs",
     "crates/engine/src/qcow2/snapshot/mod.rs",
     "crates/engine/src/qcow2/survey/mod.rs",
-    "crates/io/src/lane/mod.rs",
     "crates/remote/src/object/mod.rs",
 ];
 
