@@ -13,6 +13,7 @@
 //!   ready beside it stays ready.
 
 mod join;
+mod queue;
 mod queued;
 
 use std::cell::{Cell, RefCell};
@@ -28,65 +29,15 @@ use std::task::{Context, Poll, Wake, Waker};
 use futures_channel::oneshot;
 use futures_util::FutureExt;
 
-use crate::sync::{Mutex, MutexGuard, thread_local};
+use crate::sync::thread_local;
 use crate::{Error, ErrorKind, Result};
 use join::Join;
 pub use join::JoinHandle;
-use queued::Queued;
+use queue::{RemoteStart, Shared, TaskWaker};
 
 type LocalTask = Pin<Box<dyn Future<Output = ()>>>;
-type RemoteStart = Box<dyn FnOnce() + Send>;
-
 /// The task number of the owner's root future; see [`Executor::root_waker`].
 const ROOT: usize = usize::MAX;
-
-#[derive(Default)]
-struct Queue {
-    ready: VecDeque<usize>,
-    starts: Vec<RemoteStart>,
-    sleeping: bool,
-    /// No task is started any more.
-    closed: bool,
-}
-
-struct Shared {
-    queue: Mutex<Queue>,
-    notify: Box<dyn Fn() + Send + Sync>,
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock()
-    }
-
-    fn push(&self, change: impl FnOnce(&mut Queue)) {
-        let mut queue = self.lock();
-        change(&mut queue);
-        let wake = std::mem::take(&mut queue.sleeping);
-        drop(queue);
-        if wake {
-            (self.notify)();
-        }
-    }
-}
-
-struct TaskWaker {
-    shared: Arc<Shared>,
-    task: usize,
-    queued: Queued,
-}
-
-impl Wake for TaskWaker {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        if self.queued.enter() {
-            self.shared.push(|queue| queue.ready.push_back(self.task));
-        }
-    }
-}
 
 struct Slot {
     /// `None` while the task is being polled, and after its end.
@@ -166,21 +117,12 @@ impl Executor {
     /// A new executor; `notify` is called, from any thread, when a task becomes
     /// ready after [`Executor::prepare_to_sleep`] returned `true`.
     pub fn new(notify: impl Fn() + Send + Sync + 'static) -> Self {
-        let shared = Arc::new(Shared {
-            queue: Mutex::new(Queue::default()),
-            notify: Box::new(notify),
-        });
-        let queued = Queued::new();
-        let root = Arc::new(TaskWaker {
-            shared: shared.clone(),
-            task: ROOT,
-            queued,
-        });
+        let shared = Shared::new(notify);
         Executor {
             core: Rc::new(Core {
                 tasks: RefCell::default(),
+                root: Arc::new(TaskWaker::new(&shared, ROOT)),
                 shared,
-                root,
                 root_woken: Cell::new(false),
                 lingering: Rc::default(),
                 batch: RefCell::default(),
@@ -222,13 +164,8 @@ impl Executor {
             tasks.slots.len() - 1
         });
         let slot = &mut tasks.slots[task];
-        let waker = reusable_waker(slot).unwrap_or_else(|| {
-            Arc::new(TaskWaker {
-                shared: self.core.shared.clone(),
-                task,
-                queued: Queued::new(),
-            })
-        });
+        let waker = reusable_waker(slot)
+            .unwrap_or_else(|| Arc::new(TaskWaker::new(&self.core.shared, task)));
         *slot = Some(Slot {
             future: Some(Box::pin(whole)),
             waker: waker.clone(),
@@ -308,7 +245,7 @@ impl Executor {
 
     fn poll_task(&self, task: usize) {
         if task == ROOT {
-            self.core.root.queued.leave();
+            self.core.root.leave_queue();
             self.core.root_woken.set(true);
             return;
         }
@@ -322,7 +259,7 @@ impl Executor {
             };
             (future, slot.waker.clone())
         };
-        waker.queued.leave();
+        waker.leave_queue();
         let std_waker = Waker::from(waker);
         let mut context = Context::from_waker(&std_waker);
         // Whatever a panic has left half done is seen by nobody but the future's drop.
@@ -507,7 +444,7 @@ impl Drop for CompletionCounter {
 /// The waker of a slot's last task, if nobody else can use it any more.
 fn reusable_waker(slot: &mut Option<Slot>) -> Option<Arc<TaskWaker>> {
     let mut waker = slot.take()?.waker;
-    Arc::get_mut(&mut waker)?.queued = Queued::new();
+    Arc::get_mut(&mut waker)?.renew();
     Some(waker)
 }
 

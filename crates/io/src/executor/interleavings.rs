@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{EventFd, explore, join, thread};
+use crate::sync::{EventFd, Mutex, explore, join, thread};
 
 /// What its owner does with an executor: `wait` if nothing is ready.
 fn drive(executor: &Executor, event: &EventFd, mut is_over: impl FnMut() -> bool) {
