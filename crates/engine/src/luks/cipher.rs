@@ -15,6 +15,9 @@ use super::modes::{Cbc, Ctr, Ecb};
 use super::xts::Xts;
 use crate::Result;
 
+/// Bytes that are encrypted as a unit.
+pub const SECTOR_BYTES: u64 = vellum_format::luks::SECTOR_SIZE_BYTES;
+
 /// Encrypts and decrypts sectors with one key.
 ///
 /// Its key schedules are wiped when it is dropped.

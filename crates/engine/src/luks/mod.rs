@@ -83,6 +83,7 @@ mod storage;
 mod volume;
 mod xts;
 
+pub use cipher::SECTOR_BYTES;
 pub use current_header::CurrentHeader;
 pub use device::{AsLuks, LuksDevice, LuksOptions};
 pub use format::{FormatOptions, IterationTime, NewVolume, format, header_size_bytes};
@@ -94,6 +95,3 @@ pub use vellum_format::crypto::CryptMethod;
 pub use vellum_format::luks::names::{Cipher, Hash, IvGenerator, Mode};
 pub use vellum_format::luks::{KeySlot, LuksHeader, Suite, is_luks};
 pub use volume::{MasterKey, read_header, unlock};
-
-/// Bytes that are encrypted as a unit.
-pub const SECTOR_BYTES: u64 = vellum_format::luks::SECTOR_SIZE_BYTES;

@@ -48,7 +48,7 @@ use crate::qcow2::seal::area::refuse_sealed;
 use crate::qcow2::seal::state::SealedReads;
 use crate::qcow2::seal::unseal::{take_seal_off, unseal};
 use crate::qcow2::snapshot::views::SnapshotViews;
-use crate::qcow2::snapshot::{self, SnapshotSelector};
+use crate::qcow2::snapshot::{SnapshotSelector, select};
 use crate::qcow2::table_cache::readahead::Readahead;
 use crate::qcow2::write_buffer::buffer::WriteBuffer;
 use crate::qcow2::write_log;
@@ -159,7 +159,7 @@ async fn open_snapshots(
         let message = "Device is not readonly";
         return Err(refuse(ErrorKind::InvalidArgument, file, message));
     }
-    let (_, entry) = snapshot::find(&table.entries, selector)?;
+    let (_, entry) = select::find(&table.entries, selector)?;
     entry
         .check_l1_table(&header.geometry())
         .map_err(|error| bad_format("open", &error).target(file.name()))?;

@@ -18,9 +18,5 @@ mod upload;
 
 pub use bucket::{Bucket, BucketObject};
 pub use options::{ObjectCredentials, ObjectOptions};
-pub(crate) use source::{Source, Version, open};
+pub(crate) use source::{READ_ONLY, Source, Version, open};
 pub use upload::{Upload, upload};
-
-/// Why nobody writes to an object.
-pub(crate) const READ_ONLY: &str = "an object cannot be changed in place: make an overlay here and \
-                                    write to that, or put a whole image there with 'convert'";

@@ -16,6 +16,10 @@ use super::store_failure;
 use crate::failure::{self, Failure};
 use crate::fetch::{PATIENCE, Retries};
 
+/// Why nobody writes to an object.
+pub(crate) const READ_ONLY: &str = "an object cannot be changed in place: make an overlay here and \
+                                    write to that, or put a whole image there with 'convert'";
+
 /// Which bytes an object has had when it was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Version {

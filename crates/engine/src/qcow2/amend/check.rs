@@ -5,10 +5,10 @@ use vellum_format::limits::DEFAULT_REFCOUNT_ORDER;
 use vellum_format::{Header, header::CompressionType};
 use vellum_io::{ErrorKind, Result};
 
-use super::AmendOptions;
 use super::downgrade;
 use super::encryption;
-use super::refuse;
+use super::options::AmendOptions;
+use super::work::refuse;
 use crate::qcow2::header::load;
 use crate::qcow2::image::Image;
 

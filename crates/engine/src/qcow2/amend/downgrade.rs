@@ -8,7 +8,7 @@ use vellum_format::l2::L2Entry;
 use vellum_format::types::HostOffset;
 use vellum_io::{Buffer, Result};
 
-use super::Work;
+use super::work::Work;
 use super::zeroes;
 use crate::qcow2::header::load::{self, read_bytes};
 use crate::qcow2::image::Image;

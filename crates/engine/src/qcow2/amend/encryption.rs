@@ -4,8 +4,8 @@ use vellum_format::Header;
 use vellum_format::crypto::CryptMethod;
 use vellum_io::{ErrorKind, Result};
 
-use super::Work;
-use super::refuse;
+use super::work::Work;
+use super::work::refuse;
 use crate::luks::KeyChange;
 
 /// Whether an image has key slots.

@@ -1,7 +1,7 @@
 //! How far several operations of unknown lengths are, as QEMU tells it: the length
 //! of those to come is guessed from those that were.
 
-use super::ProgressSink;
+use super::options::ProgressSink;
 
 /// Tells how far an amendment is.
 pub(super) struct Progress {

@@ -7,8 +7,8 @@ use vellum_format::types::{HostCluster, HostOffset};
 use vellum_io::{Buffer, Buffers, ErrorKind, Result};
 use vellum_storage::WriteFlags;
 
-use super::Work;
-use super::refuse;
+use super::work::Work;
+use super::work::refuse;
 use crate::qcow2::header::load;
 
 pub(super) async fn upgrade(work: &Work) -> Result<()> {

@@ -10,7 +10,7 @@ use vellum_format::bitmap::{
 use vellum_format::features::Autoclear;
 use vellum_format::header::field;
 
-use super::Findings;
+use super::findings::Findings;
 use super::source::Image;
 use super::tables;
 use super::walk::Walk;

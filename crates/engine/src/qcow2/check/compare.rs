@@ -1,10 +1,9 @@
 //! Compares the refcounts on disk with the references.
 
-use super::FindingKind;
-use super::Findings;
-use super::Fix;
 use super::counts::CHUNK_CLUSTERS;
+use super::findings::Findings;
 use super::outcome::Outcome;
+use super::report::{FindingKind, Fix};
 use super::source::Image;
 use crate::qcow2::integrity::errors::hex;
 

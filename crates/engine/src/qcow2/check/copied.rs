@@ -6,7 +6,7 @@ use std::ops::Range;
 use vellum_format::l1::L1_ENTRY_SIZE_BYTES;
 use vellum_format::{L1Entry, L2Entry};
 
-use super::Findings;
+use super::findings::Findings;
 use super::outcome::Outcome;
 use super::source::Image;
 use super::tables;

@@ -1,9 +1,6 @@
 //! [`Findings`]: counts what is found, and passes it on.
 
-use super::CheckReport;
-use super::Finding;
-use super::FindingKind;
-use super::FindingSink;
+use super::report::{CheckReport, Finding, FindingKind, FindingSink};
 
 /// Counts and passes on what is found.
 pub(super) struct Findings {

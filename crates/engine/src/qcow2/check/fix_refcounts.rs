@@ -9,9 +9,9 @@ use std::ops::Range;
 use vellum_format::refcount;
 use vellum_io::finish_all;
 
-use super::Fix;
 use super::counts::CHUNK_CLUSTERS;
 use super::outcome::Outcome;
+use super::report::Fix;
 use super::source::Image;
 use crate::Result;
 use crate::qcow2::header::load;

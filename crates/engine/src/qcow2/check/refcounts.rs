@@ -3,14 +3,13 @@
 //! Order of a repair: entries that are given up; barrier; refcounts, up before down
 //! (see `fix_refcounts`), or all anew (see `rebuild`); copied flags; barrier.
 
-use super::FindingKind;
-use super::Findings;
-use super::Fix;
 use super::copied;
+use super::findings::Findings;
 use super::fix_refcounts;
 use super::outcome::Outcome;
 use super::rebuild;
 use super::repair;
+use super::report::{FindingKind, Fix};
 use super::snapshots;
 use super::source::Image;
 use super::stored::Stored;

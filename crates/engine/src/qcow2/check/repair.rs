@@ -4,13 +4,15 @@ use vellum_format::features::{Autoclear, Compatible, Incompatible};
 use vellum_format::header::field;
 use vellum_io::Buffer;
 
-use super::FindingKind;
-use super::Findings;
-use super::MARKS;
+use super::findings::Findings;
 use super::outcome::Outcome;
+use super::report::FindingKind;
 use super::source::Image;
 use crate::Result;
 use crate::qcow2::header::rewrite::rewrite_header;
+
+/// The header's marks that a repair removes.
+const MARKS: [Incompatible; 2] = [Incompatible::DIRTY, Incompatible::CORRUPT];
 
 /// Writes the L2 entries that the walk has given up, which read as zeroes already;
 /// durable when it returns.

@@ -11,13 +11,12 @@ use vellum_format::header::field;
 use vellum_format::snapshot::{self, SnapshotEntry};
 use vellum_format::{Header, limits};
 
-use super::FindingKind;
-use super::Findings;
-use super::Fix;
+use super::findings::Findings;
 use super::fix_refcounts;
 use super::outcome::Outcome;
 use super::place::Places;
 use super::rebuild;
+use super::report::{FindingKind, Fix};
 use super::source::Image;
 use super::stored::Stored;
 use crate::qcow2::header::load;

@@ -7,7 +7,7 @@ use vellum_format::header::Purpose;
 use vellum_format::{Geometry, Header};
 use vellum_storage::WriteFlags;
 
-use super::ProgressSink;
+use super::report::ProgressSink;
 use crate::qcow2::header::load;
 use crate::{Buffer, Buffers, Error, ErrorKind, Result, Storage};
 

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::Findings;
 use super::areas::Areas;
 use super::beyond::Beyond;
 use super::counts::{Counts, SharedCounts};
+use super::findings::Findings;
 use super::source::Image;
 
 /// References to the clusters of a file.

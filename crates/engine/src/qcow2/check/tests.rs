@@ -1,4 +1,5 @@
 use std::future::Future;
+use std::sync::Arc;
 
 use vellum_format::features::Incompatible;
 use vellum_format::header::field;
@@ -8,8 +9,8 @@ use vellum_io::executor::Executor;
 use vellum_storage::MemStorage;
 
 use super::*;
-use crate::Preallocation;
 use crate::qcow2::create::{CreateOptions, create};
+use crate::{Preallocation, Result};
 
 fn run<T: 'static>(future: impl Future<Output = T> + 'static) -> T {
     let executor = Executor::new(|| {});

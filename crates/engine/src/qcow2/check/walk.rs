@@ -7,11 +7,11 @@ use std::sync::Arc;
 use vellum_format::snapshot::SnapshotEntry;
 use vellum_format::{Geometry, HostOffset, L1Entry, L2Entry, limits};
 
-use super::Findings;
-use super::Fix;
 use super::bitmaps;
+use super::findings::Findings;
 use super::l2_tables::{L2Tables, Uses};
 use super::outcome::{Outcome, Zeroed};
+use super::report::Fix;
 use super::snapshots;
 use super::source::Image;
 use super::stored::Stored;

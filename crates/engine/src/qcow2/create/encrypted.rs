@@ -6,8 +6,8 @@ use vellum_format::crypto::{CryptMethod, EncryptionHeaderPointer};
 use vellum_format::extension::Extension;
 use vellum_storage::ZeroFlags;
 
-use super::CreateOptions;
 use super::layout::Layout;
+use super::options::CreateOptions;
 use super::write::region;
 use crate::luks::{self, EncryptedStorage, FormatOptions, NewVolume, Passphrase};
 use crate::qcow2::bad_format;

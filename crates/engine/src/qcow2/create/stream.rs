@@ -8,10 +8,8 @@ use std::ops::Range;
 
 use vellum_format::{Geometry, L1Entry, Mapping};
 
-use super::CreateOptions;
 use super::layout::Layout;
-use super::refuse;
-use super::too_large;
+use super::options::{CreateOptions, refuse, too_large};
 use super::write;
 use crate::Preallocation;
 use crate::{Buffer, Result};

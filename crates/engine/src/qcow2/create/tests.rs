@@ -1,4 +1,5 @@
 use super::*;
+use crate::Preallocation;
 
 fn message(options: &CreateOptions) -> String {
     options

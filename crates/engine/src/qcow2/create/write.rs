@@ -7,8 +7,8 @@ use std::sync::Arc;
 use vellum_format::{Geometry, L1Entry, Mapping, refcount};
 use vellum_storage::WriteFlags;
 
-use super::SECTOR_SIZE_BYTES;
 use super::layout::Layout;
+use super::options::SECTOR_SIZE_BYTES;
 use crate::Preallocation;
 use crate::{Buffer, Buffers, Error, ErrorKind, Io, Result, Storage};
 

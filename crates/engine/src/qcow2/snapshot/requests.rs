@@ -9,13 +9,11 @@ use vellum_format::snapshot::SnapshotEntry;
 use vellum_format::types::HostOffset;
 use vellum_io::{Buffer, Error, ErrorKind, Result};
 
-use super::NewSnapshot;
-use super::SnapshotSelector;
 use super::exchange::Change;
-use super::find;
+use super::new_snapshot::NewSnapshot;
 use super::places::Places;
 use super::references::{Bits, Deltas, set_flags};
-use super::select::next_id;
+use super::select::{SnapshotSelector, find, next_id};
 use crate::qcow2::commit::write_order::DropReason;
 use crate::qcow2::header::load::read_bytes;
 use crate::qcow2::image::Image;

@@ -3,6 +3,9 @@
 use std::fmt;
 
 use vellum_format::snapshot::SnapshotEntry;
+use vellum_io::{Error, ErrorKind, Result};
+
+const ENOENT: i32 = 2;
 
 /// Names one of an image's snapshots. Where several fit, the first one in the
 /// image's table is meant.
@@ -51,6 +54,17 @@ impl fmt::Display for SnapshotSelector {
             SnapshotSelector::IdAndName { id, name } => write!(f, "{id} ({name})"),
         }
     }
+}
+
+/// The entry of a snapshot.
+pub(crate) fn find<'a>(
+    entries: &'a [SnapshotEntry],
+    selector: &SnapshotSelector,
+) -> Result<(usize, &'a SnapshotEntry)> {
+    let found = selector.find(entries).map(|index| (index, &entries[index]));
+    found.ok_or_else(|| {
+        Error::new(ErrorKind::NotFound, "snapshot", "Can't find snapshot").with_errno(ENOENT)
+    })
 }
 
 /// The identifier of the next snapshot: one more than the largest number that is one.

@@ -2,7 +2,7 @@
 
 use vellum_format::Geometry;
 
-use super::CacheNeed;
+use super::report::CacheNeed;
 use crate::qcow2::mapping::packed::L2Codec;
 
 /// The smallest entry of an L2 cache.

@@ -8,12 +8,8 @@ use vellum_format::compressed::CompressedDescriptor;
 use vellum_format::snapshot::SnapshotEntry;
 use vellum_format::{Geometry, HostOffset, L1Entry, L2Entry, Mapping};
 
-use super::Mapped;
-use super::MetadataBytes;
-use super::SnapshotSpace;
-use super::Survey;
-use super::SurveyOptions;
 use super::cells::{Cells, Content};
+use super::report::{Mapped, MetadataBytes, SnapshotSpace, Survey, SurveyOptions};
 use super::tables::CacheTally;
 use crate::qcow2::check::counts::{CHUNK_CLUSTERS, Counts};
 use crate::qcow2::check::parts::Parts;
@@ -71,7 +67,12 @@ struct Walk<'a> {
     next_host: Option<u64>,
 }
 
-pub(super) async fn run(storage: Arc<dyn Storage>, options: &SurveyOptions) -> Result<Survey> {
+/// Surveys the image in `storage`.
+///
+/// # Errors
+/// If the header, the snapshot table or the bitmap directory is refused, a read fails, or
+/// the tables overlap so much that reading them would take for ever.
+pub async fn survey(storage: Arc<dyn Storage>, options: &SurveyOptions) -> Result<Survey> {
     let image = Image::open(storage, options.on_progress.clone()).await?;
     let geometry = image.geometry;
     let cluster = geometry.cluster_size_bytes();
