@@ -33,6 +33,8 @@ pub mod shared_memory;
 #[doc(hidden)]
 pub mod sync;
 mod sys;
+#[doc(hidden)]
+pub mod turns;
 
 pub use buffer::{Buffer, Buffers, Loan};
 pub use error::{Error, ErrorKind, Result};

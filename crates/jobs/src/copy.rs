@@ -19,6 +19,7 @@ use std::sync::Arc;
 use futures_channel::oneshot::Receiver;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use vellum::{BlockDevice, Buffer, Io, RequestFlags, Result, ZeroRequest};
+use vellum_io::turns::{Turn, Turns};
 
 use crate::offload::{copy_range, share_blocks};
 pub use crate::piece::CHUNK_BYTES;
@@ -27,7 +28,6 @@ use crate::rate::RateLimit;
 use crate::scan::Scan;
 pub use crate::scan::TargetBacking;
 use crate::scope::{Differences, Scope};
-use crate::sequencer::Sequencer;
 use crate::sparse::{Sparse, zero_runs};
 use crate::window::ReorderWindow;
 use crate::worker_lanes::WorkerLanes;
@@ -51,7 +51,7 @@ struct Shared<'a> {
     target: &'a Arc<dyn BlockDevice>,
     options: &'a CopyOptions,
     sparse: Option<Sparse>,
-    turns: Sequencer,
+    turns: Arc<Turns>,
     /// Lanes that find out what is different.
     workers: RefCell<WorkerLanes>,
     /// The kernel has not refused to copy yet.
@@ -93,7 +93,7 @@ pub async fn copy(
         target,
         options,
         sparse: options.sparse(alignment),
-        turns: Sequencer::default(),
+        turns: Arc::default(),
         workers: RefCell::default(),
         offload: Cell::new(options.copy_range),
         unshared: Cell::new(0),
@@ -114,11 +114,11 @@ impl Shared<'_> {
         let mut running = FuturesUnordered::new();
         let mut window = ReorderWindow::default();
         let mut limit = RateLimit::new(options.speed.clone());
-        let mut ticket = 0;
         let begun = loop {
+            let turn = self.turns.take();
             // The first piece goes alone: its writes wait for what the target makes and loads
             // once, and others that come meanwhile could overtake them.
-            let alone = ticket == 1 && !options.laid_out_in_order;
+            let alone = turn.number() == 1 && !options.laid_out_in_order;
             let most = if alone { 1 } else { options.parallel };
             let mut ended = Ok(());
             while running.len() >= most.max(1) && ended.is_ok() {
@@ -134,8 +134,7 @@ impl Shared<'_> {
             };
             limit.wait_for(piece.len_bytes).await;
             self.steps.begin(&piece, self.counted_bytes(&piece));
-            running.push(self.copy_piece(piece, ticket));
-            ticket += 1;
+            running.push(self.copy_piece(piece, turn));
         };
         // What was begun ends before the copy does, or it would land in what the caller does
         // next with the target.
@@ -146,38 +145,39 @@ impl Shared<'_> {
         result
     }
 
-    async fn copy_piece(&self, piece: Piece, ticket: u64) -> Result<(), CopyError> {
-        self.carry_out(piece, ticket).await?;
-        for done_bytes in self.steps.end(ticket) {
+    async fn copy_piece(&self, piece: Piece, turn: Turn) -> Result<(), CopyError> {
+        let number = turn.number();
+        self.carry_out(piece, turn).await?;
+        for done_bytes in self.steps.end(number) {
             self.tell_progress(done_bytes);
         }
         Ok(())
     }
 
-    async fn carry_out(&self, piece: Piece, ticket: u64) -> Result<(), CopyError> {
+    /// Even a piece that fails ends its turn: the others would wait for ever.
+    async fn carry_out(&self, piece: Piece, turn: Turn) -> Result<(), CopyError> {
         if let Scope::Differences(differences) = &self.options.scope {
-            return self.copy_differences(differences, piece, ticket).await;
+            return self.copy_differences(differences, piece, turn).await;
         }
         match (piece.content, self.sparse) {
             (Content::Backing, _) => Ok(()),
             (Content::Zero, Some(_)) => {
-                self.my_turn(ticket).await;
+                self.wait_for(&turn).await;
                 let zeroes = self.zero(piece.offset_bytes, piece.len_bytes);
-                self.turns.pass();
+                drop(turn);
                 zeroes.await
             }
-            (Content::Zero, None) => self.write_known_zeroes(piece, ticket).await,
-            (Content::Data, _) if self.offload.get() => self.offload(piece, ticket).await,
+            (Content::Zero, None) => self.write_known_zeroes(piece, turn).await,
+            (Content::Data, _) if self.offload.get() => self.offload(piece, turn).await,
             (Content::Data, _) => {
-                if self.tries_to_share() && self.share(&piece, ticket).await {
+                if self.tries_to_share() && self.share(&piece, &turn).await {
                     return Ok(());
                 }
                 let data = self.read(&piece).await;
-                self.my_turn(ticket).await;
+                self.wait_for(&turn).await;
                 self.report_salvage(&piece);
-                // Even a failed read lets the next piece pass: nobody may wait for ever.
                 let written = data.map(|data| self.write_data(piece.offset_bytes, data));
-                self.turns.pass();
+                drop(turn);
                 written?.await
             }
         }
@@ -188,14 +188,14 @@ impl Shared<'_> {
         &self,
         differences: &Differences,
         piece: Piece,
-        ticket: u64,
+        turn: Turn,
     ) -> Result<(), CopyError> {
         let diff = self.diff(differences, &piece).await;
         let diff = diff.expect("a comparison that panicked ends the job");
-        self.my_turn(ticket).await;
+        self.wait_for(&turn).await;
         let at = piece.offset_bytes;
         let written = diff.map(|diff| self.write_differences(at, diff, differences));
-        self.turns.pass();
+        drop(turn);
         written?.await
     }
 
@@ -214,9 +214,9 @@ impl Shared<'_> {
     }
 
     /// Has the kernel copy a piece, or copies it as usual.
-    async fn offload(&self, piece: Piece, ticket: u64) -> Result<(), CopyError> {
-        self.my_turn(ticket).await;
-        self.turns.pass();
+    async fn offload(&self, piece: Piece, turn: Turn) -> Result<(), CopyError> {
+        self.wait_for(&turn).await;
+        drop(turn);
         if !copy_range(self.sources, self.target, &piece).await {
             self.offload.set(false);
             let data = self.read(&piece).await?;
@@ -230,15 +230,11 @@ impl Shared<'_> {
     }
 
     /// Has source and target share the blocks of a piece, if they can.
-    async fn share(&self, piece: &Piece, ticket: u64) -> bool {
-        self.my_turn(ticket).await;
+    async fn share(&self, piece: &Piece, turn: &Turn) -> bool {
+        self.wait_for(turn).await;
         let shared = share_blocks(self.sources, self.target, piece).await;
-        if shared {
-            self.turns.pass();
-            self.unshared.set(0);
-        } else {
-            self.unshared.set(self.unshared.get() + 1);
-        }
+        self.unshared
+            .set(if shared { 0 } else { self.unshared.get() + 1 });
         shared
     }
 
@@ -274,9 +270,9 @@ impl Shared<'_> {
         finish_writes(writes, zeroes)
     }
 
-    async fn my_turn(&self, ticket: u64) {
+    async fn wait_for(&self, turn: &Turn) {
         if !self.options.out_of_order {
-            self.turns.wait(ticket).await;
+            turn.wait().await;
         }
     }
 
@@ -405,8 +401,8 @@ impl Shared<'_> {
     }
 
     /// Writes zeroes out as data, chunk by chunk (`-S 0`).
-    async fn write_known_zeroes(&self, piece: Piece, ticket: u64) -> Result<(), CopyError> {
-        self.my_turn(ticket).await;
+    async fn write_known_zeroes(&self, piece: Piece, turn: Turn) -> Result<(), CopyError> {
+        self.wait_for(&turn).await;
         let end = piece.offset_bytes + piece.len_bytes;
         let mut at = piece.offset_bytes;
         let mut result = Ok(());
@@ -420,11 +416,10 @@ impl Shared<'_> {
                 cause,
             });
             at += len_bytes;
-            if let Some(done_bytes) = self.steps.inside(ticket, at - piece.offset_bytes) {
+            if let Some(done_bytes) = self.steps.inside(turn.number(), at - piece.offset_bytes) {
                 self.tell_progress(done_bytes);
             }
         }
-        self.turns.pass();
         result
     }
 }

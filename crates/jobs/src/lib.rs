@@ -26,7 +26,6 @@ pub mod rebase;
 pub mod resume;
 mod scan;
 mod scope;
-mod sequencer;
 pub mod sparse;
 pub mod transfer;
 mod window;

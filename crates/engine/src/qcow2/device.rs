@@ -261,11 +261,11 @@ impl BlockDevice for Qcow2 {
         }
         self.request(move |image| {
             // Taken here, so that the file holds the data in the order of the calls.
-            let ticket = image.compressed_writes.queue.ticket();
+            let turn = image.compressed_writes.turns.take();
             let flushed = image.flushes_for(flags.fua);
             let flags = flags.fua(flags.fua && !flushed);
             async move {
-                let written = image.write_compressed(offset_bytes, buffer, flags, ticket);
+                let written = image.write_compressed(offset_bytes, buffer, flags, turn);
                 let range = offset_bytes..offset_bytes + len_bytes;
                 image.guest_change(range, flushed, written).await
             }
@@ -279,9 +279,9 @@ impl BlockDevice for Qcow2 {
         }
         self.request(move |image| {
             // Taken here, so that the order is that of the calls.
-            let ticket = image.compressed_writes.queue.ticket();
+            let turn = image.compressed_writes.turns.take();
             async move {
-                let written = image.write_in_order(offset_bytes, buffer, ticket);
+                let written = image.write_in_order(offset_bytes, buffer, turn);
                 let range = offset_bytes..offset_bytes + len_bytes;
                 image.guest_change(range, false, written).await
             }
@@ -301,12 +301,12 @@ impl BlockDevice for Qcow2 {
             return Io::ready(Err(error));
         }
         self.request(move |image| {
-            let ticket = image.compressed_writes.queue.ticket();
+            let turn = image.compressed_writes.turns.take();
             let flushed = image.flushes_for(request.fua);
             let request = request.fua(request.fua && !flushed);
             async move {
                 // Zeroes take a place only where a part of a cluster is zeroed.
-                ticket.turn().await;
+                turn.wait().await;
                 let zeroed = image.zero(offset_bytes, len_bytes, request);
                 let range = offset_bytes..offset_bytes + len_bytes;
                 image.guest_change(range, flushed, zeroed).await

@@ -6,7 +6,7 @@
 //! | `header`, `sesparse` | headers of extents with tables: pure |
 //! | `marker` | markers, footers and compressed grains of streams: pure |
 //! | `extent`, `sparse` | extents that were opened: directories, where grains are |
-//! | `stream`, `turns` | compressed grains, compressed side by side and placed in order |
+//! | `stream` | compressed grains, compressed side by side and placed in order |
 //! | `tables` | the grain tables that are in memory, within a budget |
 //! | `open`, `layout` | opens images; what the device asks |
 //! | `create`, `check`, `info` | new images, checks, what is told of an image |
@@ -44,7 +44,6 @@ pub mod sesparse;
 mod sparse;
 mod stream;
 mod tables;
-mod turns;
 
 pub use check::check;
 pub use create::{AdapterType, CreateOptions, Subformat, create};

@@ -7,10 +7,12 @@
 //! - A sector that is given out lies behind everything that was in the file when it was
 //!   opened, so no table and no grain is in it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use vellum::{Buffer, Error, ErrorKind, Result, Storage};
+use vellum_io::turns::Turns;
 
 use super::header::{
     CowHeader, DIRECTORY_AT_END, Entries, SECTOR_BYTES, SparseHeader, TableGeometry, u32_at, u64_at,
@@ -18,7 +20,6 @@ use super::header::{
 use super::marker::{FOOTER_BYTES, parse_footer};
 use super::sesparse::{self, ConstHeader, Grain};
 use super::tables::{Key, Tables};
-use super::turns::Turns;
 use crate::fields::read_at;
 use crate::layout::{Place, Run};
 use crate::places::FreePlaces;
@@ -63,7 +64,7 @@ pub(super) struct Sparse {
     /// It may be changed: then no entry may lead to where new grains are put.
     writable: bool,
     /// Who compresses.
-    pub turns: Turns,
+    pub turns: Arc<Turns>,
 }
 
 /// The header of a sparse extent that counts, and the one at its beginning if it is of that kind.
@@ -173,7 +174,7 @@ impl Sparse {
             next_sector: AtomicU64::new(file_bytes.div_ceil(SECTOR_BYTES)),
             free: Mutex::default(),
             writable: false,
-            turns: Turns::default(),
+            turns: Arc::default(),
         })
     }
 

@@ -59,7 +59,7 @@ impl Sparse {
         let grain_bytes = usize::try_from(self.geometry.grain_bytes()).unwrap_or(0);
         content.resize(grain_bytes, 0);
         let packed = compute(move || pack_grain(guest_bytes / SECTOR_BYTES, &content)).await?;
-        turn.comes().await;
+        turn.wait().await;
         let sector = self.take_sectors(packed.len() as u64 / SECTOR_BYTES, 1)?;
         drop(turn);
         write_at(file, sector * SECTOR_BYTES, &packed).await?;

@@ -49,8 +49,8 @@ impl Image {
     ) -> Result<Option<u64>> {
         let start = start.bytes();
         // In this order, as a write: see `compressed/placing.rs`.
-        let ticket = self.compressed_writes.queue.ticket();
-        ticket.turn().await;
+        let turn = self.compressed_writes.turns.take();
+        turn.wait().await;
         let _placing = self.compressed_writes.placing.read().await;
         let _exclusive = self.guest_ranges.acquire(start..end, Mode::Exclusive).await;
         let Some(end) = self.end_inside(start, end) else {

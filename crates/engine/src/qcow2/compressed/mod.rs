@@ -9,7 +9,6 @@
 //! | [`write_state`] | what the compressed writes of an image share |
 //! | [`placing`] | finds and counts a place for compressed data, end to end |
 //! | [`read`] | how much of the data is read, with which I/O, in which thread |
-//! | [`sequence`] | whose turn it is: side by side, but placed in the order of the requests |
 //! | [`read_state`] | what the reads of an image's compressed clusters share |
 //! | [`mod@write`] | batches, threads, then a link as for any write |
 
@@ -20,6 +19,5 @@ pub(crate) mod decompress;
 pub(crate) mod placing;
 pub(crate) mod read;
 pub(crate) mod read_state;
-pub(crate) mod sequence;
 pub(crate) mod write;
 pub(crate) mod write_state;

@@ -23,12 +23,12 @@ use vellum_storage::Event;
 
 use super::appending::Batch;
 use super::compress::{Codec, compress};
-use super::sequence::{Queue, Ticket};
 use crate::RequestFlags;
 use crate::qcow2::commit::room::RoomSearch;
 use crate::qcow2::commit::write_order::{DropReason, WriteOrder};
 use crate::qcow2::image::Image;
 use vellum_io::range_lock::Mode;
+use vellum_io::turns::{Turn, Turns};
 
 /// Guest bytes that one batch has, if that is a whole cluster for each core.
 const BATCH_BYTES: u64 = 1 << 20;
@@ -102,12 +102,12 @@ impl<'a> Uncompressed<'a> {
             return None;
         }
         let bytes = Buffer::join_all(std::mem::take(&mut self.pieces));
-        let order = Arc::new(Queue::default());
-        let (ticket, behind) = (order.ticket(), order.ticket());
+        let order = Arc::new(Turns::default());
+        let (turn, behind) = (order.take(), order.take());
         let (image, start) = (self.image.clone(), self.start);
-        let write = async move { image.write_in_order(start, bytes, ticket).await };
+        let write = async move { image.write_in_order(start, bytes, turn).await };
         let write = Io::task(spawn_to_completion(write));
-        behind.turn().await;
+        behind.wait().await;
         Some(write)
     }
 }
@@ -146,12 +146,12 @@ impl Image {
         offset_bytes: u64,
         mut buffer: Buffer,
         flags: RequestFlags,
-        mut ticket: Ticket,
+        mut turn: Turn,
     ) -> Result<Buffer> {
         let mut search = RoomSearch::default();
         loop {
             let (lent, loan) = buffer.lend();
-            let written = self.write_compressed_once(offset_bytes, lent, flags, ticket);
+            let written = self.write_compressed_once(offset_bytes, lent, flags, turn);
             let error = match written.await {
                 Ok(lent) => return Ok(loan.end(lent)),
                 Err(error) => error,
@@ -160,7 +160,7 @@ impl Image {
                 Some(whole) if self.make_room(&mut search, &error).await => buffer = whole,
                 _ => return Err(error),
             }
-            ticket = self.compressed_writes.queue.ticket();
+            turn = self.compressed_writes.turns.take();
         }
     }
 
@@ -169,14 +169,14 @@ impl Image {
         offset_bytes: u64,
         buffer: Buffer,
         flags: RequestFlags,
-        ticket: Ticket,
+        turn: Turn,
     ) -> Result<Buffer> {
         let end_bytes = offset_bytes + buffer.len() as u64;
         self.check_compressible(offset_bytes, end_bytes)?;
         self.begin_change("write compressed").await?;
         let cluster = self.geometry.cluster_size_bytes();
         let batch_bytes = BATCH_BYTES.max(cluster * compute_threads() as u64) as usize;
-        let mut ticket = Some(ticket);
+        let mut turn = Some(turn);
         let mut at = offset_bytes;
         let mut rest = buffer;
         let mut done = Vec::new();
@@ -184,8 +184,8 @@ impl Image {
             let len = rest.len().min(batch_bytes);
             let batch = rest.split_to(len);
             let (batch, packed) = self.compress_batch(batch).await;
-            if let Some(ticket) = &ticket {
-                ticket.turn().await;
+            if let Some(turn) = &turn {
+                turn.wait().await;
             }
             self.free_before_growth((len as u64).div_ceil(cluster))
                 .await;
@@ -193,7 +193,7 @@ impl Image {
             self.make_tables(at..at + len as u64).await?;
             let (placed, result) = self.place_batch(at, batch, packed).await;
             if rest.is_empty() || result.is_err() {
-                ticket = None;
+                turn = None;
             }
             let linked = self
                 .write_and_link(at..at + len as u64, placed.packed, &placed.appended)

@@ -2,18 +2,20 @@
 
 use super::appending::Appender;
 use super::compress::Codec;
-use super::sequence::Queue;
 use std::sync::Arc;
 use vellum_format::geometry::Geometry;
 use vellum_format::limits::COMPRESSED_SECTOR_BYTES;
 use vellum_format::types::HostCluster;
+use vellum_io::turns::Turns;
 use vellum_storage::Storage;
 
 /// What the compressed writes of an image share.
 #[derive(Debug)]
 pub(crate) struct CompressedWrites {
     pub(crate) codec: Codec,
-    pub(crate) queue: Arc<Queue>,
+    /// In the order of the calls. A request waits for its turn before it holds a guest range, and
+    /// ends it as soon as all of its clusters have a place, before its data is written.
+    pub(crate) turns: Arc<Turns>,
     pub(crate) appender: Appender,
     pub(super) open: async_lock::Mutex<Option<OpenCluster>>,
     /// Held shared from before data is placed until the mapping points at it, and alone
@@ -37,7 +39,7 @@ impl CompressedWrites {
             .min(geometry.cluster_size_bytes());
         CompressedWrites {
             codec,
-            queue: Arc::default(),
+            turns: Arc::default(),
             appender: Appender::new(file.clone(), unit_bytes),
             open: async_lock::Mutex::default(),
             placing: async_lock::RwLock::default(),

@@ -22,10 +22,10 @@ use crate::RequestFlags;
 use crate::qcow2::alloc::allocator::Allocation;
 use crate::qcow2::commit::room::RoomSearch;
 use crate::qcow2::commit::write_order::WriteOrder;
-use crate::qcow2::compressed::sequence::Ticket;
 use crate::qcow2::image::Image;
 use crate::qcow2::mapping::lookup::{Lookup, MappingRun, RunKind};
 use vellum_io::range_lock::Mode;
+use vellum_io::turns::Turn;
 
 /// Clusters that one step handles at most.
 pub(crate) const MAX_STEP_CLUSTERS: u64 = 4096;
@@ -116,18 +116,18 @@ impl Image {
         Ok(written.await?.buffer)
     }
 
-    /// As [`Image::write_at_once`], but its clusters are allocated in the turn of `ticket`,
+    /// As [`Image::write_at_once`], but its clusters are allocated in the turn `turn`,
     /// which ends as soon as all of them have a place. It waits for its turn before it
     /// holds anything, so nobody whose turn it is waits for it.
     pub(crate) async fn write_in_order(
         self: &Arc<Self>,
         offset_bytes: u64,
         buffer: Buffer,
-        ticket: Ticket,
+        turn: Turn,
     ) -> Result<Buffer> {
-        ticket.turn().await;
+        turn.wait().await;
         let flags = RequestFlags::default();
-        let mut turn = Some(ticket);
+        let mut turn = Some(turn);
         let written = self.write_pieces(offset_bytes, buffer, flags, false, &mut turn);
         Ok(written.await?.buffer)
     }
@@ -138,7 +138,7 @@ impl Image {
         buffer: Buffer,
         flags: RequestFlags,
         may_buffer: bool,
-        turn: &mut Option<Ticket>,
+        turn: &mut Option<Turn>,
     ) -> Result<Written> {
         self.begin_change("write").await?;
         let mut at = offset_bytes;
@@ -212,7 +212,7 @@ impl Image {
         rest: &mut Buffer,
         fua: bool,
         may_buffer: bool,
-        turn: &mut Option<Ticket>,
+        turn: &mut Option<Turn>,
     ) -> Result<InPlace> {
         let len_bytes = rest.len() as u64;
         let _shared = self
@@ -280,7 +280,7 @@ impl Image {
         self: &Arc<Self>,
         at: u64,
         rest: &mut Buffer,
-        turn: &mut Option<Ticket>,
+        turn: &mut Option<Turn>,
     ) -> Result<Option<Buffer>> {
         let table_bytes = self.geometry.bytes_per_l2_table();
         let most = MAX_STEP_CLUSTERS * self.geometry.cluster_size_bytes();

@@ -1,18 +1,18 @@
-//! Tickets take their turns in their order, each of them, whatever becomes of others.
+//! Turns come in their order, each of them, whatever becomes of others.
 
 use super::*;
-use vellum_io::sync::{block_on, chance, explore, join, thread};
+use crate::sync::{block_on, chance, explore, join, thread};
 
 #[test]
-fn tickets_pass_in_their_order_though_some_are_given_up() {
+fn turns_come_in_their_order_though_some_are_dropped_before() {
     explore(|| {
-        let queue = Arc::new(Queue::default());
+        let turns = Arc::new(Turns::default());
         let passed = Arc::new(Mutex::new(Vec::new()));
         let threads = [0, 1, 2, 3].map(|number| {
-            let (ticket, passed) = (queue.ticket(), passed.clone());
+            let (turn, passed) = (turns.take(), passed.clone());
             thread::spawn(move || {
                 if chance(3) > 0 {
-                    block_on(ticket.turn());
+                    block_on(turn.wait());
                     passed.lock().push(number);
                 }
             })
