@@ -9,9 +9,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::buffer::total_len;
+use crate::range_lock::{Mode, RangeGuard, RangeLock};
 use crate::shared_memory::SharedBuffer;
+use crate::sync::Event;
 use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::sync::{Event, Mutex, MutexGuard};
 use crate::{Buffer, Buffers};
 
 /// What direct I/O on a file wants; all 1 for buffered I/O.
@@ -99,39 +100,45 @@ pub fn gather(buffers: &[Buffer], target: &mut [u8]) {
 /// Who changes which ranges of one file: requests that read, change and write blocks hold them
 /// alone; those that change whole blocks pass together.
 ///
-/// While nobody holds anything alone, to pass costs two atomic additions and no lock. Whoever
-/// comes to hold something first waits until all have ended that began so.
+/// A [`RangeLock`] with a way past it: while nobody holds anything alone, to pass costs two atomic
+/// additions and no lock. Whoever comes to hold something first waits until all have ended that
+/// began so.
 #[derive(Debug, Default)]
 pub struct RangeLocks {
-    ranges: Mutex<Ranges>,
+    ranges: Arc<RangeLock>,
     /// How many hold a range alone, or wait for that.
     exclusive: AtomicUsize,
-    /// How many pass that nobody knows the ranges of: they began while `alone` was 0.
+    /// How many pass that nobody knows the ranges of: they began while `exclusive` was 0.
     untracked: AtomicUsize,
-    released: Event,
-}
-
-#[derive(Debug, Default)]
-struct Ranges {
-    exclusive: Vec<Range<u64>>,
-    shared: Vec<Range<u64>>,
+    untracked_ended: Event,
 }
 
 /// A range that is held alone.
 #[derive(Debug)]
 pub struct ExclusiveGuard<'a> {
-    locks: &'a RangeLocks,
-    /// `None` while it waits for others that hold it.
-    range: Option<Range<u64>>,
+    _range: RangeGuard,
+    _announced: Announced<'a>,
 }
+
+/// One that holds a range alone, or waits for that: whoever passes says where.
+#[derive(Debug)]
+struct Announced<'a>(&'a RangeLocks);
 
 /// The leave to change whole blocks beside others who do.
 #[derive(Debug)]
 pub struct SharedGuard {
-    locks: Arc<RangeLocks>,
-    /// `None`: one of the unnamed.
-    range: Option<Range<u64>>,
+    _held: Held,
 }
+
+#[derive(Debug)]
+#[expect(dead_code, reason = "held until it is dropped")]
+enum Held {
+    Range(RangeGuard),
+    Untracked(Untracked),
+}
+
+#[derive(Debug)]
+struct Untracked(Arc<RangeLocks>);
 
 /// What a request that changes a range holds.
 #[derive(Debug)]
@@ -144,86 +151,40 @@ pub enum WriteGuard<'a> {
     Nothing,
 }
 
-fn touches(ranges: &[Range<u64>], range: &Range<u64>) -> bool {
-    let overlaps = |other: &Range<u64>| other.start < range.end && range.start < other.end;
-    ranges.iter().any(overlaps)
-}
-
-fn forget(ranges: &mut Vec<Range<u64>>, range: &Range<u64>) {
-    if let Some(at) = ranges.iter().position(|other| other == range) {
-        ranges.swap_remove(at);
-    }
-}
-
 impl RangeLocks {
-    fn lock(&self) -> MutexGuard<'_, Ranges> {
-        self.ranges.lock()
-    }
-
-    /// Waits until `ready`, which is asked again after each release.
-    async fn wait_until(&self, mut ready: impl FnMut() -> bool) {
-        // Listen first: a release between the question and the wait must count.
-        while !ready() {
-            let released = self.released.listen();
-            if ready() {
-                return;
-            }
-            released.await;
-        }
-    }
-
     /// Waits until nobody else changes any part of `range`, and holds it.
     pub async fn lock_exclusive(&self, range: Range<u64>) -> ExclusiveGuard<'_> {
-        // From now on whoever passes says where.
         self.exclusive.fetch_add(1, Ordering::SeqCst);
-        let mut guard = ExclusiveGuard {
-            locks: self,
-            range: None,
-        };
-        self.wait_until(|| {
-            let mut ranges = self.lock();
-            let free = !touches(&ranges.exclusive, &range);
-            if free {
-                ranges.exclusive.push(range.clone());
+        let announced = Announced(self);
+        let range = self.ranges.acquire(range, Mode::Exclusive).await;
+        let any_untracked = || self.untracked.load(Ordering::SeqCst) > 0;
+        while any_untracked() {
+            // Listen first: an end between the question and the wait must count.
+            let ended = self.untracked_ended.listen();
+            if any_untracked() {
+                ended.await;
             }
-            free
-        })
-        .await;
-        guard.range = Some(range.clone());
-        self.wait_until(|| {
-            self.untracked.load(Ordering::SeqCst) == 0 && !touches(&self.lock().shared, &range)
-        })
-        .await;
-        guard
+        }
+        ExclusiveGuard {
+            _range: range,
+            _announced: announced,
+        }
     }
 
     /// The leave to change whole blocks, if nobody holds anything alone.
     pub fn try_lock_shared(self: &Arc<Self>) -> Option<SharedGuard> {
         self.untracked.fetch_add(1, Ordering::SeqCst);
-        let passing = SharedGuard {
-            locks: self.clone(),
-            range: None,
-        };
-        (self.exclusive.load(Ordering::SeqCst) == 0).then_some(passing)
+        let passing = Held::Untracked(Untracked(self.clone()));
+        (self.exclusive.load(Ordering::SeqCst) == 0).then_some(SharedGuard { _held: passing })
     }
 
     /// Waits until nobody holds any part of `range`, which is made of whole blocks, alone.
     pub async fn lock_shared(self: &Arc<Self>, range: Range<u64>) -> SharedGuard {
-        if let Some(passing) = self.try_lock_shared() {
-            return passing;
-        }
-        self.wait_until(|| {
-            let mut ranges = self.lock();
-            let free = !touches(&ranges.exclusive, &range);
-            if free {
-                ranges.shared.push(range.clone());
-            }
-            free
-        })
-        .await;
-        SharedGuard {
-            locks: self.clone(),
-            range: Some(range),
+        match self.try_lock_shared() {
+            Some(passing) => passing,
+            None => SharedGuard {
+                _held: Held::Range(self.ranges.acquire(range, Mode::Shared).await),
+            },
         }
     }
 
@@ -255,24 +216,17 @@ impl RangeLocks {
     }
 }
 
-impl Drop for ExclusiveGuard<'_> {
+impl Drop for Announced<'_> {
     fn drop(&mut self) {
-        if let Some(range) = self.range.take() {
-            forget(&mut self.locks.lock().exclusive, &range);
-        }
-        self.locks.exclusive.fetch_sub(1, Ordering::SeqCst);
-        self.locks.released.notify(usize::MAX);
+        self.0.exclusive.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-impl Drop for SharedGuard {
+impl Drop for Untracked {
     fn drop(&mut self) {
-        match self.range.take() {
-            None => drop(self.locks.untracked.fetch_sub(1, Ordering::SeqCst)),
-            Some(range) => forget(&mut self.locks.lock().shared, &range),
-        }
-        if self.locks.exclusive.load(Ordering::SeqCst) > 0 {
-            self.locks.released.notify(usize::MAX);
+        self.0.untracked.fetch_sub(1, Ordering::SeqCst);
+        if self.0.exclusive.load(Ordering::SeqCst) > 0 {
+            self.0.untracked_ended.notify(usize::MAX);
         }
     }
 }

@@ -163,6 +163,7 @@ impl Future for Granted<'_> {
 }
 
 /// Holds a range until dropped.
+#[derive(Debug)]
 pub struct RangeGuard {
     ranges: Arc<RangeLock>,
     id: u64,
@@ -220,6 +221,26 @@ mod tests {
         assert!(later.as_mut().now_or_never().is_none());
         drop(held);
         assert!(later.as_mut().now_or_never().is_some());
+    }
+
+    #[test]
+    fn who_came_first_goes_first_and_others_do_not_wait() {
+        let ranges = Arc::new(RangeLock::default());
+        let acquire = |range| Box::pin(ranges.acquire(range, Mode::Exclusive));
+        let first = acquire(0..10).now_or_never().expect("free");
+        let mut second = acquire(5..20);
+        assert!(second.as_mut().now_or_never().is_none());
+        let mut third = acquire(15..30);
+        assert!(
+            third.as_mut().now_or_never().is_none(),
+            "not past the second"
+        );
+        assert!(acquire(10..15).now_or_never().is_none());
+        let _beside = acquire(40..50).now_or_never().expect("free");
+        drop(second);
+        let third = third.now_or_never().expect("its turn");
+        drop((first, third));
+        assert!(acquire(0..30).now_or_never().is_some());
     }
 
     #[test]

@@ -23,12 +23,12 @@ use parking_lot::Mutex;
 use vellum::nodes::Link;
 use vellum::{BlockDevice, Buffer, Io, RequestFlags, ZeroRequest};
 use vellum_io::lane::sleep;
+use vellum_io::range_lock::{Mode, RangeGuard, RangeLock};
 use vellum_io::{JoinHandle, spawn};
 
 use super::dirty::DirtyMap;
 use super::live_mirror::MirrorPart;
 use super::parallel::PIECE_BYTES;
-use super::range_queue::{QueuedRange, RangeQueue};
 use crate::copy::{CopyError, Step};
 use crate::piece::Content;
 use crate::scope::look_above;
@@ -66,7 +66,7 @@ pub(super) struct Mirror {
     unmap: bool,
     dirty: Arc<DirtyMap>,
     /// Ranges that are being copied, or written and then copied.
-    spans: Arc<RangeQueue>,
+    spans: Arc<RangeLock>,
     pace: Mutex<Pace>,
     pace_changed: Event,
     /// The number of the latest round.
@@ -151,7 +151,7 @@ impl Mirror {
     ) -> JoinHandle<Result<(), CopyError>> {
         let mirror = self.clone();
         spawn(async move {
-            let held = mirror.spans.lock_range(range.clone()).await;
+            let held = mirror.spans.acquire(range.clone(), Mode::Exclusive).await;
             if mirror.pace() == Pace::Over || mirror.round.load(Ordering::SeqCst) != round {
                 return Ok(());
             }
@@ -161,7 +161,7 @@ impl Mirror {
     }
 
     /// Copies a range that is held; what cannot be copied is dirty.
-    async fn bring_held(&self, range: Range<u64>, _held: QueuedRange) -> Result<(), CopyError> {
+    async fn bring_held(&self, range: Range<u64>, _held: RangeGuard) -> Result<(), CopyError> {
         let len_bytes = range.end - range.start;
         self.in_flight_bytes.fetch_add(len_bytes, Ordering::SeqCst);
         let copied = self.copy(range.clone()).await;
@@ -175,7 +175,7 @@ impl Mirror {
 
     /// Waits until all that is being copied now has ended.
     pub(super) async fn settle(&self) {
-        drop(self.spans.lock_range(0..u64::MAX).await);
+        drop(self.spans.acquire(0..u64::MAX, Mode::Exclusive).await);
     }
 
     /// Makes a change of the source, and then has the target show it. What cannot be copied
@@ -188,7 +188,8 @@ impl Mirror {
     ) -> Io<T> {
         Io::task(spawn(async move {
             let range = self.around(offset_bytes, len_bytes);
-            let held = self.or_released(self.spans.lock_range(range.clone())).await;
+            let held = self.spans.acquire(range.clone(), Mode::Exclusive);
+            let held = self.or_released(held).await;
             let changed = begin(&*self.source).await;
             let (Some(held), Ok(_)) = (held, &changed) else {
                 self.dirty.mark(offset_bytes, len_bytes);

@@ -41,7 +41,6 @@ mod in_steps;
 mod live_mirror;
 mod mirror;
 mod parallel;
-mod range_queue;
 mod stream;
 mod tracker;
 
