@@ -14,6 +14,8 @@
 #![deny(clippy::missing_errors_doc)]
 
 pub mod align;
+#[doc(hidden)]
+pub mod bits;
 mod block;
 pub mod buffer;
 #[doc(hidden)]

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use vellum::{BlockDevice, Error, ErrorKind, Result, Storage};
+use vellum_io::bits::Bits;
 use vellum_io::finish_all;
 
 use super::footer::SizeCalculation;
@@ -63,24 +64,13 @@ struct Blocks {
 #[derive(Debug)]
 struct State {
     table: Entries,
-    /// Blocks that are known to be whole, a bit for each.
-    whole: Vec<u64>,
+    /// Blocks that are known to be whole.
+    whole: Bits,
     /// Blocks whose bitmaps lack bits on disk, and are to have them all.
     mended: BTreeSet<u64>,
 }
 
 impl State {
-    fn is_whole(&self, block: u64) -> bool {
-        let word = self.whole.get((block / 64) as usize);
-        word.is_some_and(|word| word >> (block % 64) & 1 == 1)
-    }
-
-    fn set_whole(&mut self, block: u64) {
-        if let Some(word) = self.whole.get_mut((block / 64) as usize) {
-            *word |= 1 << (block % 64);
-        }
-    }
-
     /// Where the bitmap of a block lies, and its bytes behind it.
     fn place(&self, block: u64) -> Option<u64> {
         let entry = self.table.get(block as usize).unwrap_or(UNALLOCATED);
@@ -162,14 +152,14 @@ async fn read_blocks(image: &Image, header: &Header, read_only: bool) -> Result<
     }
     let footer = image.footer.clone();
     let space = Space::new(&*image.file, footer, end_bytes, bitmap_bytes, block_bytes).await?;
-    let words = table.values().len().div_ceil(64);
+    let blocks = table.values().len() as u64;
     Ok(Blocks {
         block_bytes,
         bitmap_bytes,
         needs_bitmaps: bitmap_bytes > 0 && (image.parent.is_some() || !read_only),
         state: Mutex::new(State {
             table,
-            whole: vec![0; words],
+            whole: Bits::none(blocks),
             mended: BTreeSet::new(),
         }),
         space,
@@ -227,7 +217,7 @@ impl Blocks {
             offset_bytes: place + self.bitmap_bytes + in_block,
         };
         let rest_bytes = len_bytes.min(self.block_bytes - in_block);
-        if !self.needs_bitmaps || state.is_whole(block) {
+        if !self.needs_bitmaps || state.whole.contains(block) {
             return Some(Run {
                 len_bytes: rest_bytes,
                 place: data,
@@ -276,7 +266,7 @@ impl Blocks {
         }
         let mut state = self.state.lock();
         // What came between has all bits, too.
-        state.set_whole(block);
+        state.whole.insert(block);
         if !is_whole {
             state.mended.insert(block);
         }
@@ -419,7 +409,7 @@ impl Layout for VpcLayout {
                 return Err(Error::new(ErrorKind::Corrupt, "write", message));
             }
         }
-        state.set_whole(block);
+        state.whole.insert(block);
         drop(state);
         blocks.bitmaps.forget(block);
         Ok(())

@@ -34,13 +34,13 @@ use vellum::{
     BlockDevice, Buffer, Error, ErrorKind, Io, Preallocation, RequestFlags, Result, ZeroRequest,
     delegate,
 };
+use vellum_io::bits::Bits;
 use vellum_io::lane::sleep;
 use vellum_io::{JoinHandle, spawn};
 
 use self::core::{Broken, Core};
 pub use self::moment::Moment;
 use self::snapshot::{SnapshotAccess, SnapshotView};
-use super::bits::Bits;
 use super::dirty::DirtyMap;
 use super::given_up;
 use crate::copy::{CopyError, Step};
@@ -152,7 +152,7 @@ impl CopyBeforeWrite {
         for grain in grains {
             // One that is being copied must not be overwritten before it is.
             if !state.is_claimed(grain) {
-                state.todo.clear(grain);
+                state.todo.remove(grain);
             }
         }
     }

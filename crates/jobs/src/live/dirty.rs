@@ -5,9 +5,23 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use event_listener::Event;
 use parking_lot::{Mutex, MutexGuard};
+use vellum_io::bits::Bits;
 
-use super::bits::{Bits, MIN_GRAIN_BYTES, grain_bytes_for};
 use super::mirror::Mirror;
+
+/// The finest grain where nobody asks for another one, in bytes.
+pub(super) const MIN_GRAIN_BYTES: u64 = 64 << 10;
+/// Larger devices get a coarser grain: bits take 2 MiB at most.
+const MAX_GRAINS: u64 = 1 << 24;
+
+/// The grain of a device of this size, `grain_bytes` if it is not too large for that.
+pub(super) fn grain_bytes_for(grain_bytes: u64, size_bytes: u64) -> u64 {
+    let mut grain_bytes = grain_bytes.max(512);
+    while size_bytes.div_ceil(grain_bytes) > MAX_GRAINS {
+        grain_bytes *= 2;
+    }
+    grain_bytes
+}
 
 /// What was written, in grains.
 #[derive(Debug)]
@@ -60,7 +74,7 @@ impl DirtyMap {
         }
         let mut bits = self.lock();
         for grain in offset_bytes / self.grain_bytes..end.div_ceil(self.grain_bytes) {
-            bits.set(grain);
+            bits.insert(grain);
         }
         drop(bits);
         self.marked.notify(usize::MAX);
@@ -82,16 +96,8 @@ impl DirtyMap {
         let bits = self.lock();
         let grains = self.size_bytes.div_ceil(self.grain_bytes);
         // The last grain may be longer than what is left of the device.
-        let mut start = match from < self.size_bytes {
-            true => from / self.grain_bytes,
-            false => grains,
-        };
-        while start < grains && !bits.is_set(start) {
-            start = bits.run_end(start, grains);
-        }
-        if start >= grains {
-            return None;
-        }
+        let from = (from < self.size_bytes).then_some(from / self.grain_bytes)?;
+        let start = bits.find(from..grains, true)?;
         let limit = grains.min(start + (limit_bytes / self.grain_bytes).max(1));
         let end = bits.run_end(start, limit) * self.grain_bytes;
         Some(start * self.grain_bytes..end.min(self.size_bytes))
@@ -101,7 +107,7 @@ impl DirtyMap {
     pub(super) fn clean(&self, range: &Range<u64>) {
         let mut bits = self.lock();
         for grain in range.start / self.grain_bytes..range.end.div_ceil(self.grain_bytes) {
-            bits.clear(grain);
+            bits.remove(grain);
         }
     }
 
@@ -151,7 +157,7 @@ impl DirtyRanges {
         let grains = self.size_bytes.div_ceil(self.grain_bytes);
         let end = self.bits.run_end(grain, grains.max(grain + 1));
         let end_bytes = end.saturating_mul(self.grain_bytes);
-        (self.bits.is_set(grain), end_bytes)
+        (self.bits.contains(grain), end_bytes)
     }
 
     /// What is dirty, in bytes and in order, none touching the next.
@@ -212,7 +218,7 @@ mod tests {
     #[test]
     fn large_devices_take_bounded_memory() {
         let map = DirtyMap::new(1 << 50);
-        assert!(map.lock().memory_bytes() <= 2 << 20);
+        assert!(map.lock().end() <= 8 * (2 << 20));
         map.mark((1 << 50) - 1, 1);
         assert!(map.take().at((1 << 50) - 1).0);
     }

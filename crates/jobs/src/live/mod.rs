@@ -31,7 +31,6 @@
 //! backing file that is whole.
 
 mod backup;
-mod bits;
 #[cfg(test)]
 mod blocked_device;
 mod copy_before_write;

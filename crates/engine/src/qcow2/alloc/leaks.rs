@@ -24,6 +24,7 @@ use vellum_format::geometry::Geometry;
 use vellum_format::l1::L1Entry;
 use vellum_format::l2::{L2Entry, Mapping};
 use vellum_format::refcount::{self, RefcountTableEntry};
+use vellum_io::bits::Bits;
 use vellum_io::{Buffer, Buffers, Error, Result};
 use vellum_storage::mutants::{self, Mutant};
 use vellum_storage::{Storage, WriteFlags};
@@ -72,45 +73,13 @@ impl Image {
     }
 }
 
-/// The clusters that are counted once, and to which nothing refers as far as is known.
-#[derive(Debug)]
-struct Suspects(Vec<u64>);
-
-impl Suspects {
-    fn new(clusters: u64) -> Self {
-        Suspects(vec![0; clusters.div_ceil(64) as usize])
-    }
-
-    fn note_counted_once(&mut self, cluster: u64) {
-        if let Some(word) = self.0.get_mut((cluster / 64) as usize) {
-            *word |= 1 << (cluster % 64);
-        }
-    }
-
-    fn note_used(&mut self, clusters: Range<u64>) {
-        let end = clusters.end.min(64 * self.0.len() as u64);
-        for cluster in clusters.start..end {
-            self.0[(cluster / 64) as usize] &= !(1 << (cluster % 64));
-        }
-    }
-
-    /// In order.
-    fn clusters(&self) -> Vec<u64> {
-        let words = (0u64..).zip(&self.0).filter(|(_, word)| **word != 0);
-        let bits = words.flat_map(|(index, word)| {
-            let set = (0..64).filter(move |bit| word >> bit & 1 == 1);
-            set.map(move |bit| index * 64 + bit)
-        });
-        bits.collect()
-    }
-}
-
 struct Search<'a> {
     file: &'a Arc<dyn Storage>,
     header: &'a Header,
     geometry: Geometry,
     blocks: Vec<RefcountTableEntry>,
-    suspects: Suspects,
+    /// The clusters that are counted once, and to which nothing refers as far as is known.
+    suspects: Bits,
     /// So much may still be read.
     left_bytes: u64,
 }
@@ -123,7 +92,7 @@ pub(crate) async fn free_leaks(file: &Arc<dyn Storage>, header: &mut Header) -> 
     let Ok(Some(search)) = find_leaks(file, header).await else {
         return Ok(());
     };
-    let leaked = search.suspects.clusters();
+    let leaked: Vec<u64> = search.suspects.iter().collect();
     if !leaked.is_empty() {
         // The mapping just read may be the last, unsynced writes of a killed process: the mapping on disk may still
         // refer to these clusters.
@@ -160,7 +129,7 @@ async fn find_leaks<'a>(
         header,
         geometry,
         blocks,
-        suspects: Suspects::new(clusters),
+        suspects: Bits::none(clusters),
         left_bytes: MOST_METADATA_BYTES,
     };
     let found = async {
@@ -199,6 +168,12 @@ impl Search<'_> {
         Ok(())
     }
 
+    fn note_used(&mut self, clusters: Range<u64>) {
+        for cluster in clusters.start..clusters.end.min(self.suspects.end()) {
+            self.suspects.remove(cluster);
+        }
+    }
+
     /// The clusters from `start` on that a structure of `len_bytes` takes.
     fn clusters(&self, start: u64, len_bytes: u64) -> Range<u64> {
         let cluster_bytes = self.geometry.cluster_size_bytes();
@@ -231,7 +206,7 @@ impl Search<'_> {
             let first = index * per_block;
             for inside in 0..per_block.min(clusters - first) {
                 if refcount::get(&counts, order, inside as usize) == 1 {
-                    self.suspects.note_counted_once(first + inside);
+                    self.suspects.insert(first + inside);
                 }
             }
         }
@@ -241,24 +216,24 @@ impl Search<'_> {
     async fn look_at_metadata(&mut self) -> Result<()> {
         let header = self.header;
         let cluster_bytes = self.geometry.cluster_size_bytes();
-        self.suspects.note_used(0..1);
+        self.note_used(0..1);
         let table_bytes = u64::from(header.refcount_table_clusters) * cluster_bytes;
         let table = self.clusters(header.refcount_table_offset.bytes(), table_bytes);
-        self.suspects.note_used(table);
+        self.note_used(table);
         for index in 0..self.blocks.len() {
             let block = self.blocks[index].raw_offset();
             if block != 0 {
                 let block = self.clusters(block, cluster_bytes);
-                self.suspects.note_used(block);
+                self.note_used(block);
             }
         }
         if let Some(inside) = header.write_log_inside() {
             let log = self.clusters(inside.start, inside.end - inside.start);
-            self.suspects.note_used(log);
+            self.note_used(log);
         }
         if let Some(keys) = header.encryption_header() {
             let keys = self.clusters(keys.offset.bytes(), keys.length_bytes);
-            self.suspects.note_used(keys);
+            self.note_used(keys);
         }
         Ok(())
     }
@@ -272,7 +247,7 @@ impl Search<'_> {
     ) -> Result<()> {
         let len_bytes = u64::from(entries) * 8;
         let table = self.clusters(offset_bytes, len_bytes);
-        self.suspects.note_used(table);
+        self.note_used(table);
         let raw = self.read(offset_bytes, len_bytes).await?;
         for index in 0..entries as usize {
             let entry = L1Entry::read(&raw, index).unwrap_or_default();
@@ -285,7 +260,7 @@ impl Search<'_> {
             let cluster = table.cluster(&self.geometry).index();
             if tables.insert(cluster) {
                 self.spend(self.geometry.cluster_size_bytes())?;
-                self.suspects.note_used(cluster..cluster + 1);
+                self.note_used(cluster..cluster + 1);
             }
         }
         Ok(())
@@ -294,7 +269,7 @@ impl Search<'_> {
     async fn look_at_snapshots(&mut self, tables: &mut BTreeSet<u64>) -> Result<()> {
         let snapshots = load::snapshots(self.file, self.header).await?;
         let table = self.clusters(self.header.snapshots_offset.bytes(), snapshots.size_bytes);
-        self.suspects.note_used(table);
+        self.note_used(table);
         for entry in &snapshots.entries {
             entry
                 .check_l1_table(&self.geometry)
@@ -313,11 +288,11 @@ impl Search<'_> {
             extension.directory_offset.bytes(),
             extension.directory_size_bytes,
         );
-        self.suspects.note_used(directory);
+        self.note_used(directory);
         for entry in load::bitmaps(self.file, self.header, extension).await? {
             let len_bytes = u64::from(entry.table_entries) * 8;
             let table = self.clusters(entry.table_offset.bytes(), len_bytes);
-            self.suspects.note_used(table);
+            self.note_used(table);
             let raw = self.read(entry.table_offset.bytes(), len_bytes).await?;
             for index in 0..entry.table_entries as usize {
                 let stored = BitmapTableEntry::read(&raw, index)
@@ -326,7 +301,7 @@ impl Search<'_> {
                     .map_err(|error| bad_format("open", &error))?;
                 if let BitmapCluster::Stored(host) = stored {
                     let cluster = host.cluster(&self.geometry).index();
-                    self.suspects.note_used(cluster..cluster + 1);
+                    self.note_used(cluster..cluster + 1);
                 }
             }
         }
@@ -370,7 +345,7 @@ impl Search<'_> {
                     .map(|host| self.clusters(host.bytes(), cluster_bytes)),
             };
             if let Some(used) = used {
-                self.suspects.note_used(used);
+                self.note_used(used);
             }
         }
         Ok(())

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use vellum_format::{Geometry, L1Entry, Mapping};
+use vellum_io::bits::Bits;
 
 use super::layout::Layout;
 use super::options::{CreateOptions, refuse, too_large};
@@ -20,19 +21,16 @@ const PIECE_BYTES: u64 = 1 << 20;
 /// Guest clusters, one bit each: 20 MiB for 10 TiB of 64 KiB clusters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterSet {
-    words: Vec<u64>,
+    clusters: Bits,
     cluster_bytes: u64,
-    clusters: u64,
 }
 
 impl ClusterSet {
     /// No cluster of a disk.
     pub fn new(size_bytes: u64, cluster_bytes: u64) -> ClusterSet {
-        let clusters = size_bytes.div_ceil(cluster_bytes);
         ClusterSet {
-            words: vec![0; clusters.div_ceil(64) as usize],
+            clusters: Bits::none(size_bytes.div_ceil(cluster_bytes)),
             cluster_bytes,
-            clusters,
         }
     }
 
@@ -41,40 +39,15 @@ impl ClusterSet {
         if range.is_empty() {
             return;
         }
-        let end = range.end.div_ceil(self.cluster_bytes).min(self.clusters);
-        for cluster in range.start / self.cluster_bytes..end {
-            self.words[(cluster / 64) as usize] |= 1 << (cluster % 64);
+        let end = range.end.div_ceil(self.cluster_bytes);
+        for cluster in range.start / self.cluster_bytes..end.min(self.clusters.end()) {
+            self.clusters.insert(cluster);
         }
-    }
-
-    fn contains(&self, cluster: u64) -> bool {
-        let word = self.words.get((cluster / 64) as usize);
-        word.is_some_and(|word| word >> (cluster % 64) & 1 != 0)
     }
 
     /// How many there are.
     pub fn count(&self) -> u64 {
-        self.words
-            .iter()
-            .map(|word| u64::from(word.count_ones()))
-            .sum()
-    }
-
-    /// The first cluster from `cluster` on that is in the set, or is not.
-    fn next(&self, cluster: u64, wanted: bool) -> Option<u64> {
-        let mut at = cluster;
-        while at < self.clusters {
-            let word = self.words[(at / 64) as usize];
-            let word = if wanted { word } else { !word } >> (at % 64);
-            match word.trailing_zeros() {
-                64 => at = (at / 64 + 1) * 64,
-                skip => {
-                    at += u64::from(skip);
-                    return (at < self.clusters).then_some(at);
-                }
-            }
-        }
-        None
+        self.clusters.count()
     }
 }
 
@@ -106,13 +79,10 @@ impl CreateOptions {
             return Err(refuse(format!("an image with {what} cannot be streamed")));
         }
         let per_table = layout.geometry.l2_entries();
-        let mut tables = Vec::new();
-        let mut next = data.next(0, true);
-        while let Some(cluster) = next {
-            let table = cluster / per_table;
-            tables.push(table);
-            next = data.next((table + 1) * per_table, true);
-        }
+        let from = |cluster: u64| data.clusters.find(cluster..data.clusters.end(), true);
+        let table_from = |cluster| from(cluster).map(|found| found / per_table);
+        let next = |table: &u64| table_from((table + 1) * per_table);
+        let tables: Vec<u64> = std::iter::successors(table_from(0), next).collect();
         let layout = layout
             .holding(tables.len() as u64, data.count())
             .ok_or_else(too_large)?;
@@ -190,7 +160,7 @@ impl ImageStream {
         let first = table * geometry.l2_entries();
         let mut count = 0;
         for index in 0..geometry.l2_entries() {
-            if !self.data.contains(first + index) {
+            if !self.data.clusters.contains(first + index) {
                 continue;
             }
             let host = self.layout.stored_offset(stored + count);
@@ -208,11 +178,11 @@ impl ImageStream {
     /// (whole clusters). The last may go beyond the end of the disk: zeroes there.
     pub fn data(&self, most_bytes: u64) -> impl Iterator<Item = Range<u64>> + '_ {
         let cluster = self.cluster_bytes();
-        let most = (most_bytes / cluster).max(1);
+        let (most, clusters) = ((most_bytes / cluster).max(1), &self.data.clusters);
         let mut next = 0;
         std::iter::from_fn(move || {
-            let start = self.data.next(next, true)?;
-            let end = self.data.next(start, false).unwrap_or(self.data.clusters);
+            let start = clusters.find(next..clusters.end(), true)?;
+            let end = clusters.run_end(start, clusters.end());
             next = end.min(start + most);
             Some(start * cluster..next * cluster)
         })
@@ -245,11 +215,11 @@ mod tests {
         set.add(199 * 512..1 << 40);
         set.add(5..5);
         assert_eq!(set.count(), 1 + 120 + 1);
-        assert_eq!(set.next(0, true), Some(0));
-        assert_eq!(set.next(1, true), Some(10));
-        assert_eq!(set.next(10, false), Some(130));
-        assert_eq!(set.next(130, true), Some(199));
-        assert_eq!(set.next(199, false), None);
+        assert_eq!(set.clusters.find(0..200, true), Some(0));
+        assert_eq!(set.clusters.find(1..200, true), Some(10));
+        assert_eq!(set.clusters.find(10..200, false), Some(130));
+        assert_eq!(set.clusters.find(130..200, true), Some(199));
+        assert_eq!(set.clusters.find(199..200, false), None);
     }
 
     fn stream(size_bytes: u64, ranges: &[Range<u64>], options: CreateOptions) -> ImageStream {

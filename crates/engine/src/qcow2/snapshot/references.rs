@@ -5,6 +5,7 @@ use std::ops::Range;
 use vellum_format::geometry::Geometry;
 use vellum_format::l2::{L2Entry, Mapping};
 use vellum_format::{limits, refcount};
+use vellum_io::bits::Bits;
 use vellum_io::{Error, ErrorKind, Result};
 
 use crate::qcow2::integrity::errors::{bad_format, corrupt};
@@ -222,20 +223,19 @@ impl References {
     }
 }
 
-/// Some clusters, one bit each.
+/// Clusters from a first one on.
 #[derive(Debug)]
-pub(super) struct Bits {
+pub(super) struct SomeClusters {
     first: u64,
-    words: Vec<u64>,
+    bits: Bits,
 }
 
-impl Bits {
+impl SomeClusters {
     /// None of the clusters.
     pub(super) fn none_of(clusters: &Range<u64>) -> Self {
-        let words = (clusters.end - clusters.start).div_ceil(64);
-        Bits {
+        SomeClusters {
             first: clusters.start,
-            words: vec![0; words as usize],
+            bits: Bits::none(clusters.end - clusters.start),
         }
     }
 
@@ -245,18 +245,15 @@ impl Bits {
         for (index, &change) in deltas.of_block(first, of).iter().enumerate() {
             let count = refcount::get(block, of.refcount_order, index);
             if count.checked_add_signed(change.into()) == Some(1) {
-                let bit = first - self.first + index as u64;
-                self.words[(bit / 64) as usize] |= 1 << (bit % 64);
+                self.bits.insert(first - self.first + index as u64);
             }
         }
     }
 
     /// Whether a cluster is among them.
     pub(super) fn contain(&self, cluster: u64) -> bool {
-        let bit = cluster.wrapping_sub(self.first);
-        let word = usize::try_from(bit / 64).ok();
-        let word = word.and_then(|word| self.words.get(word));
-        word.is_some_and(|word| word >> (bit % 64) & 1 == 1)
+        let bit = cluster.checked_sub(self.first);
+        bit.is_some_and(|bit| self.bits.contains(bit))
     }
 }
 
@@ -350,7 +347,7 @@ mod tests {
         deltas.add(&(500..514), 1);
         deltas.add(&(513..515), -1);
         let mut block = vec![1; 512];
-        let mut own = Bits::none_of(deltas.clusters());
+        let mut own = SomeClusters::none_of(deltas.clusters());
         own.add_own(&deltas, &block, 512, &geometry());
         let among = [511, 512, 513, 514, 515, 1023, 1024].map(|cluster| own.contain(cluster));
         assert_eq!(among, [false, false, true, false, true, true, false]);

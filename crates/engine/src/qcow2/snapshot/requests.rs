@@ -12,7 +12,7 @@ use vellum_io::{Buffer, Error, ErrorKind, Result};
 use super::exchange::Change;
 use super::new_snapshot::NewSnapshot;
 use super::places::Places;
-use super::references::{Bits, Deltas, set_flags};
+use super::references::{Deltas, SomeClusters, set_flags};
 use super::select::{SnapshotSelector, find, next_id};
 use crate::qcow2::commit::write_order::DropReason;
 use crate::qcow2::header::load::read_bytes;
@@ -284,7 +284,7 @@ impl Image {
             let first = window.start / per_block;
             let inside = first as usize..(window.end / per_block) as usize;
             let counts = self.read_blocks(&blocks[inside]).await?;
-            let mut own = Bits::none_of(deltas.clusters());
+            let mut own = SomeClusters::none_of(deltas.clusters());
             for (block, index) in counts.iter().zip(first..) {
                 if let Some(block) = block {
                     own.add_own(&deltas, block, index * per_block, geometry);

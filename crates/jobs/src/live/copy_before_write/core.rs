@@ -9,12 +9,12 @@ use event_listener::Event;
 use parking_lot::{Mutex, MutexGuard};
 use vellum::nodes::Link;
 use vellum::{BlockDevice, Buffer, Error, ErrorKind, Extent, RequestFlags, Result, ZeroRequest};
+use vellum_io::bits::Bits;
 
 use super::fleece::Fleece;
 use super::{CopyBeforeWriteOptions, OnCopyError};
 use crate::copy::{CopyError, Step};
-use crate::live::bits::{Bits, grain_bytes_for};
-use crate::live::dirty::DirtyMap;
+use crate::live::dirty::{DirtyMap, grain_bytes_for};
 use crate::live::parallel::PIECE_BYTES;
 
 /// The largest cluster that a target can have, in bytes.
@@ -113,18 +113,6 @@ fn drop_one(ranges: &mut Vec<Range<u64>>, range: &Range<u64>) {
     }
 }
 
-/// The first grain of some that is set.
-pub(super) fn first(bits: &Bits, grains: &Range<u64>) -> Option<u64> {
-    let mut at = grains.start;
-    while at < grains.end {
-        if bits.is_set(at) {
-            return Some(at);
-        }
-        at = bits.run_end(at, grains.end);
-    }
-    None
-}
-
 /// The refusal of what nobody can see any more.
 pub(super) fn inaccessible(offset_bytes: u64) -> Error {
     let error = Error::new(ErrorKind::Denied, "read snapshot", "Permission denied");
@@ -138,11 +126,11 @@ impl State {
 
     /// What is not in the target.
     pub(super) fn is_undone(&self, grain: u64) -> bool {
-        let is_lost = self.lost.as_ref().is_some_and(|lost| lost.is_set(grain));
+        let is_lost = self.lost.as_ref().is_some_and(|lost| lost.contains(grain));
         is_lost
             || [&self.todo, &self.kept, &self.sent]
                 .iter()
-                .any(|bits| bits.is_set(grain))
+                .any(|bits| bits.contains(grain))
     }
 
     /// Claims nothing but grains to do, whose first is `start`.
@@ -167,8 +155,6 @@ impl Core {
         let size_bytes = source.size_bytes();
         let grain_bytes = grain_bytes_for(options.grain_bytes, size_bytes);
         let grains = size_bytes.div_ceil(grain_bytes);
-        let mut todo = Bits::none(grains);
-        (0..grains).for_each(|grain| todo.set(grain));
         let fleece = options.fleece.filter(|_| grain_bytes <= 4 * PIECE_BYTES);
         Core {
             view: Link::new(source.clone()),
@@ -182,7 +168,7 @@ impl Core {
             timeout: options.timeout,
             fleece: fleece.map(|options| Fleece::new(options, grain_bytes)),
             state: Mutex::new(State {
-                todo,
+                todo: Bits::all(grains),
                 kept: Bits::none(grains),
                 sent: Bits::none(grains),
                 used_grains: 0,
@@ -229,13 +215,13 @@ impl Core {
 
     /// The first run of some grains that are set, in bytes and a piece at most.
     pub(super) fn next_run(&self, bits: &Bits, grains: &Range<u64>) -> Option<Range<u64>> {
-        let start = first(bits, grains)?;
+        let start = bits.find(grains.clone(), true)?;
         let limit = grains.end.min(start + self.most_grains());
         Some(self.bytes(&(start..bits.run_end(start, limit))))
     }
 
     pub(super) fn has_todo(&self, grains: &Range<u64>) -> bool {
-        first(&self.lock().todo, grains).is_some()
+        self.lock().todo.find(grains.clone(), true).is_some()
     }
 
     /// Claims the first of some grains that are to do.
@@ -243,7 +229,7 @@ impl Core {
         let most = self.most_grains();
         let mut state = self.lock();
         let (mut from, mut waits) = (grains.start, false);
-        while let Some(start) = first(&state.todo, &(from..grains.end)) {
+        while let Some(start) = state.todo.find(from..grains.end, true) {
             match state.claim_from(start, grains.end.min(start + most)) {
                 Some(claimed) => return Next::Copy(self.guard(claimed)),
                 None => {
@@ -292,7 +278,7 @@ impl Core {
         if state.broken.is_none() {
             let mut lost = none();
             let undone = (0..self.grain_count()).filter(|grain| state.is_undone(*grain));
-            undone.for_each(|grain| lost.set(grain));
+            undone.for_each(|grain| lost.insert(grain));
             state.lost = Some(lost);
             state.broken = Some(why);
         }
@@ -551,7 +537,7 @@ impl CopyGuard {
         self.core.discard_copied(&range).await;
         let mut state = self.core.lock();
         for grain in self.grains.clone() {
-            state.todo.clear(grain);
+            state.todo.remove(grain);
         }
         Ok(())
     }

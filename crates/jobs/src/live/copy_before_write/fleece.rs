@@ -20,7 +20,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use vellum::{BlockDevice, Error, ErrorKind, Result};
 
-use super::core::{Broken, CopyGuard, Core, Piece, first};
+use super::core::{Broken, CopyGuard, Core, Piece};
 use super::{FleeceOptions, WhenFull};
 use crate::copy::{CopyError, Step};
 
@@ -86,8 +86,8 @@ impl Fleece {
             // Nobody wants it any more.
             true if state.broken.is_some() => {}
             true => grains.clone().for_each(|grain| {
-                state.todo.clear(grain);
-                state.kept.set(grain);
+                state.todo.remove(grain);
+                state.kept.insert(grain);
             }),
             false => state.used_grains -= count,
         }
@@ -175,16 +175,16 @@ impl Fleece {
 
     fn next(&self, core: &Arc<Core>, grains: &Range<u64>) -> Next {
         let mut state = core.lock();
-        if let Some(start) = first(&state.kept, grains) {
+        if let Some(start) = state.kept.find(grains.clone(), true) {
             let limit = grains.end.min(start + core.most_grains());
             let kept = start..state.kept.run_end(start, limit);
             for grain in kept.clone() {
-                state.kept.clear(grain);
-                state.sent.set(grain);
+                state.kept.remove(grain);
+                state.sent.insert(grain);
             }
             return Next::Kept(kept);
         }
-        let has_todo = first(&state.todo, grains).is_some();
+        let has_todo = state.todo.find(grains.clone(), true).is_some();
         drop(state);
         match (has_todo, core.try_claim(grains)) {
             (_, Some(claim)) => Next::Claimed(claim),
@@ -202,8 +202,8 @@ impl Fleece {
             let mut state = core.lock();
             if state.broken.is_none() {
                 for grain in grains.clone() {
-                    state.todo.clear(grain);
-                    state.sent.set(grain);
+                    state.todo.remove(grain);
+                    state.sent.insert(grain);
                 }
             }
         }
@@ -219,9 +219,9 @@ impl Fleece {
         }
         let mut state = core.lock();
         for grain in grains.clone() {
-            state.sent.clear(grain);
+            state.sent.remove(grain);
             if sent.is_err() && state.broken.is_none() {
-                state.kept.set(grain);
+                state.kept.insert(grain);
                 state.used_grains += 1;
             }
         }
@@ -249,10 +249,10 @@ impl Fleece {
         }
         let mut state = core.lock();
         for grain in grains.clone() {
-            state.sent.clear(grain);
+            state.sent.remove(grain);
             match sent.is_ok() {
                 true => state.used_grains -= 1,
-                false if state.broken.is_none() => state.kept.set(grain),
+                false if state.broken.is_none() => state.kept.insert(grain),
                 false => {}
             }
         }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use vellum::BlockDevice;
+use vellum_io::bits::Bits;
 
 use super::core::{Broken, Core};
 use super::{CopyBeforeWrite, CopyBeforeWriteOptions};
-use crate::live::bits::Bits;
 
 /// Which old bytes are in the target, which are in the source alone, and which nobody may see: what
 /// a filter hands on to the one that stands where it stood.

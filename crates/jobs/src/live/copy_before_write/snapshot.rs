@@ -7,10 +7,10 @@ use vellum::{
     BlockDevice, Buffer, DeviceInfo, Error, ErrorKind, Extent, Io, RequestFlags, ZeroRequest,
     delegate,
 };
+use vellum_io::bits::Bits;
 use vellum_io::spawn;
 
-use super::core::{Core, first, inaccessible};
-use crate::live::bits::Bits;
+use super::core::{Core, inaccessible};
 
 /// How far a question about old bytes reaches, in bytes: writes wait for it, so no more is
 /// asked than is answered soon.
@@ -86,10 +86,10 @@ impl Core {
         if state.broken.is_some() {
             return Err(inaccessible(at));
         }
-        let is_todo = state.todo.is_set(grains.start);
+        let is_todo = state.todo.contains(grains.start);
         let mut run = grains.start..state.todo.run_end(grains.start, grains.end);
         if let Some(hidden) = &state.hidden {
-            match first(hidden, &run) {
+            match hidden.find(run.clone(), true) {
                 Some(start) if start == run.start => return Err(inaccessible(at)),
                 Some(start) => run.end = start,
                 None => {}
@@ -166,8 +166,8 @@ impl Core {
         let count = self.grain_count();
         let mut state = self.lock();
         let hidden = state.hidden.get_or_insert_with(|| Bits::none(count));
-        grains.clone().for_each(|grain| hidden.set(grain));
-        grains.clone().for_each(|grain| state.todo.clear(grain));
+        grains.clone().for_each(|grain| hidden.insert(grain));
+        grains.clone().for_each(|grain| state.todo.remove(grain));
     }
 
     /// Nobody wants to see a range any more: the target gives up what it holds of it.
