@@ -83,13 +83,12 @@ async fn count_clusters(
     Err(Error::new(ErrorKind::Corrupt, "check", message).with_errno(EINVAL))
 }
 
-/// Calls `each` with the offset of every cluster of bits. Says what is wrong with the
-/// first entry of the table that means nothing.
-async fn for_each_stored(
+/// Calls `each` with what every entry of a bitmap's table says, as far as the file goes.
+pub(in crate::qcow2) async fn for_each_entry(
     image: &Image,
     bitmap: &BitmapDirectoryEntry,
-    mut each: impl FnMut(u64),
-) -> Result<Option<String>> {
+    mut each: impl FnMut(vellum_format::Result<BitmapCluster>),
+) -> Result<()> {
     let start = bitmap.table_offset.0;
     let end = start + u64::from(bitmap.table_entries) * 8;
     // Beyond the end of the file all bits are zero.
@@ -98,21 +97,28 @@ async fn for_each_stored(
     let pieces: Vec<u64> = (start..file_end)
         .step_by(PIECE_SIZE_BYTES as usize)
         .collect();
-    let mut broken = None;
     tables::for_each_table(image, &pieces, PIECE_SIZE_BYTES, |number, piece| {
         let count = ((end - pieces[number]).min(PIECE_SIZE_BYTES) / 8) as usize;
-        let mut entries = (0..count).map_while(|index| BitmapTableEntry::read(piece, index));
-        if broken.is_none() {
-            broken = entries.find_map(|entry| match entry.decode(&image.geometry) {
-                Ok(BitmapCluster::Zeros | BitmapCluster::Ones) => None,
-                Ok(BitmapCluster::Stored(offset)) => {
-                    each(offset.0);
-                    None
-                }
-                Err(error) => Some(error.message().to_owned()),
-            });
-        }
+        let entries = (0..count).map_while(|index| BitmapTableEntry::read(piece, index));
+        entries.for_each(|entry| each(entry.decode(&image.geometry)));
         Ok(())
+    })
+    .await
+}
+
+/// Calls `each` with the offset of every cluster of bits. Says what is wrong with the
+/// first entry of the table that means nothing.
+async fn for_each_stored(
+    image: &Image,
+    bitmap: &BitmapDirectoryEntry,
+    mut each: impl FnMut(u64),
+) -> Result<Option<String>> {
+    let mut broken = None;
+    for_each_entry(image, bitmap, |entry| match entry {
+        _ if broken.is_some() => {}
+        Ok(BitmapCluster::Zeros | BitmapCluster::Ones) => {}
+        Ok(BitmapCluster::Stored(offset)) => each(offset.0),
+        Err(error) => broken = Some(error.message().to_owned()),
     })
     .await?;
     Ok(broken)

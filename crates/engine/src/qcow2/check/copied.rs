@@ -11,7 +11,6 @@ use super::outcome::Outcome;
 use super::source::Image;
 use super::tables;
 use super::walk::has_cluster;
-use crate::qcow2::header::load;
 use crate::{Buffer, Result};
 
 /// Tables whose changes are kept in memory until they are written, in bytes.
@@ -35,7 +34,10 @@ pub(super) async fn check(
     repairs: bool,
     findings: &mut Findings,
 ) -> Result<()> {
-    let table = read_l1_table(image).await?;
+    let header = &image.header;
+    let table = image
+        .read_l1_table(header.l1_table_offset, header.l1_entries)
+        .await?;
     let size = image.geometry.cluster_size_bytes();
     image.spend(used_entries(image, outcome, &table).count() as u64 * size)?;
     let mut used = used_entries(image, outcome, &table);
@@ -76,14 +78,6 @@ fn is_alone(image: &Image, outcome: &Outcome, range: Range<u64>) -> bool {
     clusters
         .into_iter()
         .all(|cluster| outcome.tally.references.get(cluster) == 1)
-}
-
-async fn read_l1_table(image: &Image) -> Result<Buffer> {
-    let offset = image.header.l1_table_offset.0;
-    // What lies beyond the end of the file would read as zeroes.
-    let in_file = image.len_bytes().saturating_sub(offset).next_multiple_of(8);
-    let size = (u64::from(image.header.l1_entries) * 8).min(in_file);
-    load::read_bytes(&image.storage, offset, size).await
 }
 
 fn used_entries<'a>(

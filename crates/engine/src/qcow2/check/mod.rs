@@ -37,7 +37,7 @@
 
 mod areas;
 mod beyond;
-mod bitmaps;
+pub(in crate::qcow2) mod bitmaps;
 mod chunk;
 mod compare;
 mod copied;

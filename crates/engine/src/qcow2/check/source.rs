@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use vellum_format::header::Purpose;
-use vellum_format::{Geometry, Header};
+use vellum_format::{Geometry, Header, HostOffset};
 use vellum_storage::WriteFlags;
 
 use super::report::ProgressSink;
@@ -77,6 +77,18 @@ impl Image {
             .max(MIN_TABLE_BYTES);
         self.table_bytes_left.set(table_bytes);
         Ok(())
+    }
+
+    /// Reads an L1 table as far as the file goes: what lies beyond would read as zeroes.
+    pub(in crate::qcow2) async fn read_l1_table(
+        &self,
+        offset: HostOffset,
+        entries: u32,
+    ) -> Result<Buffer> {
+        let in_file = self.len_bytes.saturating_sub(offset.0);
+        let len_bytes = (u64::from(entries) * 8).min(in_file);
+        self.spend(len_bytes)?;
+        load::read_bytes(&self.storage, offset.0, len_bytes.next_multiple_of(8)).await
     }
 
     /// Makes the file so long; a length that is refused changes nothing.

@@ -19,8 +19,7 @@ use super::tables;
 use super::tables::Batch;
 use super::tally::{Tally, report_overflow};
 use super::team::{Found, Team};
-use crate::qcow2::header::load;
-use crate::{Buffer, Result};
+use crate::Result;
 
 /// Clusters beyond the end of the file whose refcounts are looked up; for more than
 /// these they are taken as 0.
@@ -85,7 +84,7 @@ impl<'a> Walk<'a> {
     pub(super) async fn run(mut self, snapshots: &snapshots::Table) -> Result<Outcome> {
         let header = &self.image.header;
         self.add_area(0, self.image.geometry.cluster_size_bytes());
-        self.l1_table(header.l1_table_offset, header.l1_entries.into(), true)
+        self.l1_table(header.l1_table_offset, header.l1_entries, true)
             .await?;
         self.snapshot_l1_tables(&snapshots.entries).await?;
         loop {
@@ -156,7 +155,7 @@ impl<'a> Walk<'a> {
                     )
                 });
             } else {
-                self.l1_table(offset, entries.into(), false).await?;
+                self.l1_table(offset, entries, false).await?;
             }
         }
         Ok(())
@@ -174,7 +173,7 @@ impl<'a> Walk<'a> {
                     && u64::from(entries) * 8 <= limits::MAX_L1_SIZE_BYTES
             });
         for (offset, entries, active) in std::iter::once(own).chain(readable) {
-            let table = self.read_l1_table(offset, entries.into()).await?;
+            let table = image.read_l1_table(offset, entries).await?;
             for entry in l1_entries(&table) {
                 self.l2_tables.add(entry.raw_offset(), active);
             }
@@ -183,20 +182,13 @@ impl<'a> Walk<'a> {
     }
 
     /// Counts an L1 table and notes which L2 tables it leads to.
-    async fn l1_table(&mut self, offset: HostOffset, entries: u64, active: bool) -> Result<()> {
-        self.add_area(offset.0, entries * 8);
-        let table = self.read_l1_table(offset, entries).await?;
+    async fn l1_table(&mut self, offset: HostOffset, entries: u32, active: bool) -> Result<()> {
+        self.add_area(offset.0, u64::from(entries) * 8);
+        let table = self.image.read_l1_table(offset, entries).await?;
         for entry in l1_entries(&table) {
             self.l1_entry(entry, active);
         }
         Ok(())
-    }
-
-    async fn read_l1_table(&self, offset: HostOffset, entries: u64) -> Result<Buffer> {
-        // What lies beyond the end of the file would read as zeroes.
-        let len = (entries * 8).min(self.image.len_bytes().saturating_sub(offset.0));
-        self.image.spend(len)?;
-        load::read_bytes(&self.image.storage, offset.0, len.next_multiple_of(8)).await
     }
 
     fn l1_entry(&mut self, entry: L1Entry, active: bool) {

@@ -1,9 +1,13 @@
 //! Walks over all tables of an image.
+//!
+//! With what the check reads them with, but on a way of its own: the check takes each table once, in the
+//! order of the file and on all cores, and only counts. Whose a cluster is, and where an extent ends, show
+//! only in the order of the guest, the disk before its snapshots.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use vellum_format::bitmap::{BitmapCluster, BitmapTableEntry};
+use vellum_format::bitmap::BitmapCluster;
 use vellum_format::compressed::CompressedDescriptor;
 use vellum_format::snapshot::SnapshotEntry;
 use vellum_format::{Geometry, HostOffset, L1Entry, L2Entry, Mapping};
@@ -11,6 +15,7 @@ use vellum_format::{Geometry, HostOffset, L1Entry, L2Entry, Mapping};
 use super::cells::{Cells, Content};
 use super::report::{Mapped, MetadataBytes, SnapshotSpace, Survey, SurveyOptions};
 use super::tables::CacheTally;
+use crate::qcow2::check::bitmaps::for_each_entry;
 use crate::qcow2::check::counts::{CHUNK_CLUSTERS, Counts};
 use crate::qcow2::check::parts::Parts;
 use crate::qcow2::check::source::Image;
@@ -22,9 +27,6 @@ use crate::{Result, Storage};
 /// Who has been seen to use a host cluster: at most one of these.
 const BY_DISK: u64 = 1;
 const BY_SNAPSHOT: u64 = 2;
-
-/// Bitmap tables are read in pieces of this size.
-const PIECE_BYTES: u64 = 1 << 20;
 
 /// An L2 table that snapshots use.
 #[derive(Debug, Clone, Copy, Default)]
@@ -162,10 +164,7 @@ impl Walk<'_> {
 
     /// The L2 tables that an L1 table leads to, in its order; only what can be read.
     async fn l1_table(&self, offset: HostOffset, entries: u32) -> Result<Vec<u64>> {
-        let len = (u64::from(entries) * 8).min(self.image.len_bytes().saturating_sub(offset.0));
-        self.image.spend(len)?;
-        let table =
-            load::read_bytes(&self.image.storage, offset.0, len.next_multiple_of(8)).await?;
+        let table = self.image.read_l1_table(offset, entries).await?;
         let geometry = self.geometry();
         let offsets = (0..table.len() / 8)
             .filter_map(|index| L1Entry::read(&table, index)?.decode(&geometry).ok()?)
@@ -443,31 +442,18 @@ impl Walk<'_> {
         };
         let directory = extension.directory_offset.0;
         self.metadata.bitmaps += self.area(directory, extension.directory_size_bytes);
-        let storage = &self.image.storage;
-        for bitmap in load::bitmaps(storage, &self.image.header, extension).await? {
-            let offset = bitmap.table_offset.0;
+        let (image, cluster) = (self.image, self.cluster_bytes());
+        for bitmap in load::bitmaps(&image.storage, &image.header, extension).await? {
             let length = u64::from(bitmap.table_entries) * 8;
-            self.metadata.bitmaps += self.area(offset, length);
-            let end = (offset + length).min(self.image.len_bytes());
-            self.image.spend(end.saturating_sub(offset))?;
-            for start in (offset..end).step_by(PIECE_BYTES as usize) {
-                let length = (end - start).min(PIECE_BYTES).next_multiple_of(8);
-                self.bitmap_table(&load::read_bytes(storage, start, length).await?);
-            }
+            self.metadata.bitmaps += self.area(bitmap.table_offset.0, length);
+            for_each_entry(image, &bitmap, |entry| {
+                if let Ok(BitmapCluster::Stored(offset)) = entry {
+                    self.metadata.bitmaps += self.area(offset.0, cluster);
+                }
+            })
+            .await?;
         }
         Ok(())
-    }
-
-    /// Notes the bits that a piece of a bitmap table leads to.
-    fn bitmap_table(&mut self, table: &[u8]) {
-        let geometry = self.geometry();
-        for index in 0..table.len() / 8 {
-            let entry = BitmapTableEntry::read(table, index);
-            let entry = entry.map(|entry| entry.decode(&geometry));
-            if let Some(Ok(BitmapCluster::Stored(offset))) = entry {
-                self.metadata.bitmaps += self.area(offset.0, geometry.cluster_size_bytes());
-            }
-        }
     }
 
     /// Clusters of the file that have a refcount.
