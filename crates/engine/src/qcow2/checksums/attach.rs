@@ -143,18 +143,16 @@ async fn unmake(file: &Arc<dyn Storage>, sums: &SumsFile, made: &Made) -> Result
         return Ok(());
     }
     sums.clear().await?;
-    let named = made.named.clone();
-    let renamed = rewrite_header(file, |header| {
-        match named {
-            Some(extension) => header.set_extension(Extension::Unknown {
-                kind: kind::CHECKSUMS,
-                data: extension.encode(),
-            }),
-            None => header.remove_extension(kind::CHECKSUMS),
+    match made.named.clone() {
+        Some(extension) => name_in_header(file, extension).await,
+        None => {
+            let unnamed = rewrite_header(file, |header| {
+                header.remove_extension(kind::CHECKSUMS);
+                Ok(())
+            });
+            unnamed.await.map(drop)
         }
-        Ok(())
-    });
-    renamed.await.map(drop)
+    }
 }
 
 /// The checksums that the image names.
