@@ -14,6 +14,7 @@ use vellum_storage::{Storage, WriteFlags};
 
 use super::inside;
 use super::log::{LogParts, WriteLog, write_superblock};
+use super::options::{Place, WriteLogOptions};
 use super::replay::{read_log, read_superblock, tell_what_to_do};
 use crate::gate::{FileRequest, Gate};
 use crate::luks::GuestEncryption;
@@ -35,64 +36,6 @@ const USABLE_NUMBERS_END: u64 = NUMBERS_END / 2;
 const USABLE_GENERATIONS_END: u64 = GENERATIONS_END / 2;
 /// Whose log it is once its image does not need it any more.
 const NOBODY: LogId = LogId([0; 16]);
-
-/// A write log for an image that is opened for writing (`journal`, an option of our own).
-#[derive(Debug, Clone)]
-pub struct WriteLogOptions {
-    place: Place,
-    len_bytes: Option<u64>,
-}
-
-/// Where a log is to lie.
-#[derive(Debug, Clone)]
-enum Place {
-    /// In a file. It is made longer, and overwritten if it is empty or the log of no
-    /// image; anything else in it is refused.
-    File {
-        storage: Arc<dyn Storage>,
-        name: String,
-    },
-    /// In clusters of the image.
-    Inside,
-}
-
-impl WriteLogOptions {
-    /// The shortest log.
-    pub const MIN_LEN_BYTES: u64 = MIN_LEN_BYTES;
-    /// The longest log.
-    pub const MAX_LEN_BYTES: u64 = MAX_LEN_BYTES;
-
-    /// A log in `storage`. `name` is what the image calls it: whoever opens the image after a crash
-    /// looks for the log by that name, relative to the image's folder.
-    pub fn new(storage: Arc<dyn Storage>, name: impl Into<String>) -> Self {
-        WriteLogOptions {
-            place: Place::File {
-                storage,
-                name: name.into(),
-            },
-            len_bytes: None,
-        }
-    }
-
-    /// A log in clusters of the image's own file, which are taken when the image is opened and given
-    /// back when it is closed.
-    pub fn inside() -> Self {
-        WriteLogOptions {
-            place: Place::Inside,
-            len_bytes: None,
-        }
-    }
-
-    /// How long the log is, in bytes: a multiple of 4096 between [`Self::MIN_LEN_BYTES`] and
-    /// [`Self::MAX_LEN_BYTES`]; in the image whole clusters. Default: as long as the log that the
-    /// file holds, or 256 MiB, or the length of a shorter block device; in the image 64 MiB.
-    /// Unless it is given, the data cache gets a quarter of that.
-    #[must_use]
-    pub fn len_bytes(mut self, len_bytes: u64) -> Self {
-        self.len_bytes = Some(len_bytes);
-        self
-    }
-}
 
 pub(super) fn refuse(kind: ErrorKind, what: &str, message: impl Into<String>) -> Error {
     Error::new(kind, "open write log", message).target(what.to_owned())

@@ -11,6 +11,7 @@
 //! | [`log`] | the state of a log in use; its superblocks and appends |
 //! | [`requests`] | guest requests, which note what they change |
 //! | [`flush`] | a flush: by an append, or by a commit of the image; the log's tail follows |
+//! | [`options`] | which log an image is to get |
 //! | [`attach`] | takes a log into use, and ends that |
 //! | [`inside`] | a log in clusters of the image itself |
 //! | [`ring_reader`] | records of a ring as they are read after a crash |
@@ -40,6 +41,7 @@ mod flush;
 mod inside;
 mod live;
 pub(crate) mod log;
+mod options;
 mod overlaps;
 mod pending;
 pub(crate) mod replay;
@@ -47,4 +49,4 @@ mod requests;
 mod ring;
 mod ring_reader;
 
-pub use attach::WriteLogOptions;
+pub use options::WriteLogOptions;
