@@ -28,6 +28,11 @@ pub enum Mode {
     Exclusive,
 }
 
+/// Whether two ranges have anything in common.
+pub fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
 struct Entry {
     id: u64,
     range: Range<u64>,
@@ -38,9 +43,7 @@ struct Entry {
 
 impl Entry {
     fn conflicts(&self, range: &Range<u64>, mode: Mode) -> bool {
-        (self.mode == Mode::Exclusive || mode == Mode::Exclusive)
-            && self.range.start < range.end
-            && range.start < self.range.end
+        (self.mode == Mode::Exclusive || mode == Mode::Exclusive) && overlap(&self.range, range)
     }
 }
 

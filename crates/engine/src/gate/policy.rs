@@ -21,6 +21,18 @@ pub struct FileRequest {
     pub writable: bool,
 }
 
+impl FileRequest {
+    /// For a file that holds a part of the image in `image`, so that it has no format.
+    pub(crate) fn for_part(image: &str, name: &[u8], writable: bool) -> Self {
+        FileRequest {
+            image: image.to_owned(),
+            name: String::from_utf8_lossy(name).into_owned(),
+            format: None,
+            writable,
+        }
+    }
+}
+
 /// Opens, or refuses, the files that an image names. Embedders may implement it.
 pub trait Gate: Send + Sync + fmt::Debug {
     /// Opens a backing file, read-only.

@@ -264,12 +264,7 @@ async fn open_data_file(
             "'data-file' is required for this image",
         ));
     };
-    let request = FileRequest {
-        image: file.name().to_owned(),
-        name: String::from_utf8_lossy(name).into_owned(),
-        format: None,
-        writable: !options.read_only,
-    };
+    let request = FileRequest::for_part(file.name(), name, !options.read_only);
     gate.open_data_file(request).await
 }
 

@@ -34,6 +34,7 @@ use parking_lot::{Mutex, MutexGuard};
 use vellum_format::geometry::Geometry;
 use vellum_format::limits::HOST_OFFSET_END;
 use vellum_format::types::{HostCluster, HostOffset};
+use vellum_io::range_lock::overlap;
 use vellum_io::{Error, ErrorKind, Result};
 use vellum_storage::Event;
 
@@ -533,10 +534,6 @@ impl Allocator {
     pub(crate) fn set_refcounts_lazy(&self, postponed: bool) {
         self.state().refcounts_lazy = postponed;
     }
-}
-
-pub(crate) fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
-    a.start < b.end && b.start < a.end
 }
 
 /// A slice of a refcount block.

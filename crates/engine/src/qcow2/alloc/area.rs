@@ -17,10 +17,11 @@ use std::sync::Arc;
 use vellum_format::header::{encode_refcount_table, field};
 use vellum_format::refcount::{self, RefcountTableEntry};
 use vellum_format::types::{HostCluster, HostOffset};
+use vellum_io::range_lock::overlap;
 use vellum_io::{Buffer, Buffers, ErrorKind, Result};
 use vellum_storage::WriteFlags;
 
-use super::allocator::{Allocator, check_limit, overlap};
+use super::allocator::{Allocator, check_limit};
 use super::refcount_growth::check_table_size;
 use super::refcounts::RefcountTable;
 use crate::qcow2::create::write::region;

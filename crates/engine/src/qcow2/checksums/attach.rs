@@ -170,12 +170,8 @@ async fn existing(
     let storage = match &options.checksums {
         Some(ChecksumOptions::Keep { storage, .. }) => storage.clone(),
         _ => {
-            let request = FileRequest {
-                image: file.name().to_owned(),
-                name: String::from_utf8_lossy(&extension.name).into_owned(),
-                format: None,
-                writable: options.accepts_changes(),
-            };
+            let writes = options.accepts_changes();
+            let request = FileRequest::for_part(file.name(), &extension.name, writes);
             let opened = gate.open_checksums(request).await;
             opened.map_err(|error| {
                 let message = "the image has checksums, which cannot be opened (name the right file \

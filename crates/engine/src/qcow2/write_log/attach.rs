@@ -144,12 +144,7 @@ async fn leave_named(image: &Image, gate: &dyn Gate, next: &WriteLogOptions) -> 
     {
         return Ok(());
     }
-    let request = FileRequest {
-        image: image.name.clone(),
-        name: String::from_utf8_lossy(name).into_owned(),
-        format: None,
-        writable: true,
-    };
+    let request = FileRequest::for_part(&image.name, name, true);
     let Ok(file) = gate.open_write_log(request).await else {
         return Ok(());
     };
@@ -180,12 +175,7 @@ async fn live_log(
     {
         return Ok(storage.clone());
     }
-    let request = FileRequest {
-        image: image.name.clone(),
-        name: String::from_utf8_lossy(&extension.name).into_owned(),
-        format: None,
-        writable: !image.read_only,
-    };
+    let request = FileRequest::for_part(&image.name, &extension.name, !image.read_only);
     let opened = gate.open_write_log(request).await;
     opened.map_err(|error| {
         if options.write_log.is_some() {

@@ -10,6 +10,7 @@
 use std::ops::Range;
 
 use parking_lot::Mutex;
+use vellum_io::range_lock::overlap;
 
 #[derive(Debug)]
 struct Noted {
@@ -30,10 +31,6 @@ impl Running {
         self.next_id += 1;
         self.next_id
     }
-}
-
-fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
-    one.start < other.end && other.start < one.end
 }
 
 /// See the module's head. Ranges are guest offsets in bytes.

@@ -10,6 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use vellum::nodes::Link;
 use vellum::{BlockDevice, Buffer, Error, ErrorKind, Extent, RequestFlags, Result, ZeroRequest};
 use vellum_io::bits::Bits;
+use vellum_io::range_lock::overlap;
 
 use super::fleece::Fleece;
 use super::{CopyBeforeWriteOptions, OnCopyError};
@@ -101,10 +102,6 @@ pub(super) struct CopyGuard {
 pub(super) struct ReadGuard {
     core: Arc<Core>,
     grains: Range<u64>,
-}
-
-fn overlap(one: &Range<u64>, two: &Range<u64>) -> bool {
-    one.start < two.end && two.start < one.end
 }
 
 fn drop_one(ranges: &mut Vec<Range<u64>>, range: &Range<u64>) {

@@ -2,6 +2,7 @@
 //! [`streams`](crate::qcow2::alloc::streams)).
 
 use vellum_io::Result;
+use vellum_io::range_lock::overlap;
 
 use super::{Allocator, Attempt, Blocker, State, check_limit};
 use crate::qcow2::alloc::reserve::ReservedRun;
@@ -112,7 +113,7 @@ impl Allocator {
             return Ok(None);
         }
         let mut written = state.written_beyond.iter();
-        let was_written = written.any(|written| super::overlap(written, &clusters));
+        let was_written = written.any(|written| overlap(written, &clusters));
         match extent {
             Some(_) => state.free.remove(clusters.clone()),
             None => state.tail = clusters.end,
