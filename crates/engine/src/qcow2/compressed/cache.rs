@@ -6,6 +6,9 @@
 //! A scan of large requests never gets in here, and what gets in has to be used
 //! again to stay (a second chance for each turn of the clock's hand).
 //!
+//! Joined loads are part of the cache because a load learns here whether others wait, and only then makes the
+//! whole cluster.
+//!
 //! Invariants:
 //! - The cached clusters, with all that is needed to find them, take no more than the
 //!   budget. They are few and each stands for many microseconds of work, so one

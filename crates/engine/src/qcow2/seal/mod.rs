@@ -13,6 +13,9 @@
 //! | `manifest` | makes and compares a tree in a file of its own, over any device |
 //! | `unseal` | gives a seal up |
 //!
+//! Checksums (`qcow2/checksums`) share no code with this: they are sums of the file's blocks that change with
+//! each write, each believed by itself, where a seal is a tree over the guest's bytes that never changes.
+//!
 //! Invariants:
 //! - No byte of a seal is believed whose hash was not compared with what leads to it.
 //! - A sealed image is not changed: whoever opens it for writing is refused, or gives up the

@@ -1,5 +1,7 @@
 //! Which leaves were found to agree with the seal since the image was opened.
 //!
+//! Readers of all lanes set bits without a lock, which `vellum_io::bits` does not allow.
+//!
 //! Invariant: a bit is set only after the leaf's content was compared.
 
 use std::sync::OnceLock;

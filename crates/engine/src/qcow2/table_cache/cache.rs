@@ -2,7 +2,8 @@
 //!
 //! The cache knows tables only as bytes at a host offset, and a [`Codec`] that can
 //! make clean ones smaller. A hit is a plain call under a short lock of one shard.
-//! Misses load in parallel; requests that miss the same table join one load.
+//! Misses load in parallel; requests that miss the same table join one load, which the shard's lock names:
+//! a load may take neighbours with it, and `forget` takes it back.
 //!
 //! The budget counts what memory is really used: the bytes of the tables as they
 //! are kept, and all bookkeeping. An adaptive budget starts small and grows while
