@@ -1,7 +1,8 @@
 //! The plot of runs over time: a line for each run, in pieces of time that are the same for all.
 
+use super::super::tables;
+use super::axis;
 use super::chart::{Chart, Line, Point, Tick};
-use super::{axis, tables};
 use crate::bench::result::{Measured, Results};
 
 /// More points on a line could not be told apart.
