@@ -8,86 +8,52 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fmt;
 
-/// Whether an option takes a value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Takes {
-    /// Never.
-    Nothing,
-    /// Always: in the same word or in the next.
-    Value,
-    /// Only in the same word (`-T[x]`, `--name[=x]`).
-    Maybe,
-}
-
-/// One option of a tool; `T` is the tool's own name for it.
-#[derive(Debug, Clone, Copy)]
-pub struct OptionSpec<T> {
-    /// What the parser returns for it.
-    pub id: T,
+/// One option of a command: how it is written, and what it means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OptionSpec {
+    /// What the parser returns for it: the long name, or the letter of an option without one.
+    pub id: &'static str,
     /// The letter after one dash.
     pub short: Option<char>,
     /// The name after two dashes.
     pub long: Option<&'static str>,
-    /// Whether it takes a value.
-    pub takes: Takes,
+    /// The word that stands for its value; `None`: it takes none.
+    pub value: Option<&'static str>,
+    /// What it means, on one line.
+    pub about: String,
 }
 
-impl<T> OptionSpec<T> {
-    /// An option with a letter and a long name.
-    pub const fn new(id: T, short: char, long: &'static str, takes: Takes) -> Self {
-        OptionSpec {
-            id,
-            short: Some(short),
-            long: Some(long),
-            takes,
-        }
-    }
-
-    /// An option with a letter only.
-    pub const fn short(id: T, short: char, takes: Takes) -> Self {
-        OptionSpec {
-            id,
-            short: Some(short),
-            long: None,
-            takes,
-        }
-    }
-
-    /// An option with a long name only.
-    pub const fn long(id: T, long: &'static str, takes: Takes) -> Self {
-        OptionSpec {
-            id,
-            short: None,
-            long: Some(long),
-            takes,
-        }
+impl OptionSpec {
+    /// How it is written, with dashes.
+    pub fn names(&self) -> impl Iterator<Item = String> {
+        let short = self.short.map(|letter| format!("-{letter}"));
+        let long = self.long.map(|name| format!("--{name}"));
+        short.into_iter().chain(long)
     }
 }
 
-/// How an option is written, whatever it means: what completions and manuals need.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
-    /// The letter after one dash.
-    pub short: Option<char>,
-    /// The name after two dashes.
-    pub long: Option<&'static str>,
-    /// Whether it takes a value.
-    pub takes: Takes,
-}
-
-/// The shapes of a tool's options.
-pub fn shapes<T>(options: &'static [OptionSpec<T>]) -> Vec<Shape> {
-    let shape = |spec: &OptionSpec<T>| Shape {
-        short: spec.short,
-        long: spec.long,
-        takes: spec.takes,
+/// The options of C's `getopt`: letters, each followed by a colon if it takes a value.
+pub fn letters(text: &'static str) -> Vec<OptionSpec> {
+    let letters = text.char_indices().filter(|(_, letter)| *letter != ':');
+    let option = |(at, letter): (usize, char)| OptionSpec {
+        id: &text[at..at + letter.len_utf8()],
+        short: Some(letter),
+        long: None,
+        value: text[at + letter.len_utf8()..]
+            .starts_with(':')
+            .then_some("VALUE"),
+        about: String::new(),
     };
-    options.iter().map(shape).collect()
+    letters.map(option).collect()
 }
 
-/// What is wrong with a command line, in glibc's words.
+/// Why a command line is not carried out: what is wrong with it, in glibc's words where glibc would find it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UsageError {
+    /// Nothing: the help is asked for.
+    Help,
+    /// Nothing: the version is asked for.
+    Version,
     /// A letter that is no option.
     InvalidShort(char),
     /// A long name that is no option (with its dashes).
@@ -102,11 +68,36 @@ pub enum UsageError {
     TakesNoValue(&'static str),
     /// A word that is not UTF-8.
     NotUnicode(OsString),
+    /// A value that cannot be, or words that contradict each other.
+    Wrong(String),
+    /// An object that cannot be made; `--help` would be of no use.
+    Object(String),
+}
+
+impl UsageError {
+    /// An option that the specification lists and no code takes.
+    pub fn not_taken(name: &str) -> UsageError {
+        debug_assert!(false, "no code takes --{name}");
+        UsageError::Wrong(format!("--{name} has no effect here"))
+    }
+}
+
+impl From<String> for UsageError {
+    fn from(message: String) -> Self {
+        UsageError::Wrong(message)
+    }
+}
+
+impl From<&str> for UsageError {
+    fn from(message: &str) -> Self {
+        UsageError::Wrong(message.to_owned())
+    }
 }
 
 impl fmt::Display for UsageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            UsageError::Help | UsageError::Version => f.write_str("nothing is to be done"),
             UsageError::InvalidShort(letter) => write!(f, "invalid option -- '{letter}'"),
             UsageError::Unrecognized(word) => write!(f, "unrecognized option '{word}'"),
             UsageError::Ambiguous(word, names) => {
@@ -127,19 +118,20 @@ impl fmt::Display for UsageError {
                     word.to_string_lossy()
                 )
             }
+            UsageError::Wrong(message) | UsageError::Object(message) => f.write_str(message),
         }
     }
 }
 
 impl std::error::Error for UsageError {}
 
-/// An option that was found, with its value.
-pub type Found<T> = (T, Option<String>);
+/// An option that was found, by its [`OptionSpec::id`], with its value; the empty text if it takes none.
+pub type Found = (&'static str, String);
 
 /// Walks over a command line (without the program's name).
 #[derive(Debug)]
-pub struct Parser<T: 'static> {
-    options: &'static [OptionSpec<T>],
+pub struct Parser {
+    options: Vec<OptionSpec>,
     words: VecDeque<OsString>,
     operands: Vec<String>,
     /// The rest of a bundle of letters such as `-rp`.
@@ -147,9 +139,9 @@ pub struct Parser<T: 'static> {
     stop_at_operand: bool,
 }
 
-impl<T: Copy> Parser<T> {
+impl Parser {
     /// A parser that lets options and operands mix.
-    pub fn new(options: &'static [OptionSpec<T>], words: Vec<OsString>) -> Self {
+    pub fn new(options: Vec<OptionSpec>, words: Vec<OsString>) -> Self {
         Parser {
             options,
             words: words.into(),
@@ -161,7 +153,7 @@ impl<T: Copy> Parser<T> {
 
     /// A parser that takes everything from the first operand on as operands
     /// (glibc's `+`).
-    pub fn until_operand(options: &'static [OptionSpec<T>], words: Vec<OsString>) -> Self {
+    pub fn until_operand(options: Vec<OptionSpec>, words: Vec<OsString>) -> Self {
         Parser {
             stop_at_operand: true,
             ..Parser::new(options, words)
@@ -169,7 +161,7 @@ impl<T: Copy> Parser<T> {
     }
 
     /// The next option, or `None` when only operands are left.
-    pub fn next_option(&mut self) -> Result<Option<Found<T>>, UsageError> {
+    pub fn next_option(&mut self) -> Result<Option<Found>, UsageError> {
         if !self.bundle.is_empty() {
             return self.letter().map(Some);
         }
@@ -207,60 +199,52 @@ impl<T: Copy> Parser<T> {
         word.transpose().map_err(UsageError::NotUnicode)
     }
 
-    fn letter(&mut self) -> Result<Found<T>, UsageError> {
+    fn letter(&mut self) -> Result<Found, UsageError> {
         let mut letters = self.bundle.chars();
         let letter = letters.next().unwrap_or('-');
         let rest = letters.as_str().to_owned();
         let spec = self.options.iter().find(|spec| spec.short == Some(letter));
-        let spec = *spec.ok_or_else(|| {
-            self.bundle.clone_from(&rest);
-            UsageError::InvalidShort(letter)
-        })?;
-        match spec.takes {
-            Takes::Nothing => {
-                self.bundle = rest;
-                return Ok((spec.id, None));
-            }
-            _ => self.bundle.clear(),
+        let Some(spec) = spec else {
+            self.bundle = rest;
+            return Err(UsageError::InvalidShort(letter));
+        };
+        let id = spec.id;
+        if spec.value.is_none() {
+            self.bundle = rest;
+            return Ok((id, String::new()));
         }
+        self.bundle.clear();
         if !rest.is_empty() {
-            return Ok((spec.id, Some(rest)));
+            return Ok((id, rest));
         }
-        if spec.takes == Takes::Maybe {
-            return Ok((spec.id, None));
-        }
-        let value = self
-            .next_word()?
-            .ok_or(UsageError::ShortNeedsValue(letter))?;
-        Ok((spec.id, Some(value)))
+        let value = self.next_word()?;
+        Ok((id, value.ok_or(UsageError::ShortNeedsValue(letter))?))
     }
 
-    fn long(&mut self, text: &str, word: &str) -> Result<Found<T>, UsageError> {
+    fn long(&mut self, text: &str, word: &str) -> Result<Found, UsageError> {
         let (name, value) = match text.split_once('=') {
             Some((name, value)) => (name, Some(value.to_owned())),
             None => (text, None),
         };
         let (spec, name) = self.find_long(name, word)?;
-        match (spec.takes, value) {
-            (Takes::Nothing, Some(_)) => Err(UsageError::TakesNoValue(name)),
-            (Takes::Value, None) => {
-                let value = self.next_word()?.ok_or(UsageError::LongNeedsValue(name))?;
-                Ok((spec.id, Some(value)))
+        let id = spec.id;
+        match (spec.value, value) {
+            (None, Some(_)) => Err(UsageError::TakesNoValue(name)),
+            (None, None) => Ok((id, String::new())),
+            (Some(_), Some(value)) => Ok((id, value)),
+            (Some(_), None) => {
+                let value = self.next_word()?;
+                Ok((id, value.ok_or(UsageError::LongNeedsValue(name))?))
             }
-            (_, value) => Ok((spec.id, value)),
         }
     }
 
     /// The option named `name` or the only one that begins with it.
-    fn find_long(
-        &self,
-        name: &str,
-        word: &str,
-    ) -> Result<(OptionSpec<T>, &'static str), UsageError> {
+    fn find_long(&self, name: &str, word: &str) -> Result<(&OptionSpec, &'static str), UsageError> {
         let named = || {
             self.options
                 .iter()
-                .filter_map(|spec| Some((*spec, spec.long?)))
+                .filter_map(|spec| Some((spec, spec.long?)))
         };
         if let Some(exact) = named().find(|(_, long)| *long == name) {
             return Ok(exact);
@@ -280,16 +264,13 @@ impl<T: Copy> Parser<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::options_in;
 
-    const OPTIONS: &[OptionSpec<char>] = &[
-        OptionSpec::new('f', 'f', "format", Takes::Value),
-        OptionSpec::new('p', 'p', "progress", Takes::Nothing),
-        OptionSpec::long('F', "force", Takes::Nothing),
-        OptionSpec::new('T', 'T', "trace", Takes::Maybe),
-    ];
+    const OPTIONS: &str = "-f, --format FMT\n-p, --progress\n--force\n-T, --trace PATTERN\n";
 
-    fn parse(words: &[&str]) -> (Vec<Result<Found<char>, String>>, Vec<String>) {
-        let mut parser = Parser::new(OPTIONS, words.iter().map(OsString::from).collect());
+    fn parse(words: &[&str]) -> (Vec<Result<Found, String>>, Vec<String>) {
+        let words = words.iter().map(OsString::from).collect();
+        let mut parser = Parser::new(options_in(OPTIONS), words);
         let mut found = Vec::new();
         loop {
             match parser.next_option() {
@@ -300,29 +281,37 @@ mod tests {
         }
     }
 
+    fn found<const N: usize>(options: [(&'static str, &str); N]) -> [Result<Found, String>; N] {
+        options.map(|(id, value)| Ok((id, value.to_owned())))
+    }
+
     #[test]
     fn options_and_operands_mix_and_bundle() {
-        let (found, operands) = parse(&["a", "-pfraw", "b", "--format", "x", "--", "-p"]);
-        let expected = [
-            ('p', None),
-            ('f', Some("raw".into())),
-            ('f', Some("x".into())),
-        ];
-        assert_eq!(found, expected.map(Ok));
+        let (options, operands) = parse(&["a", "-pfraw", "b", "--format", "x", "--", "-p"]);
+        let expected = [("progress", ""), ("format", "raw"), ("format", "x")];
+        assert_eq!(options, found(expected));
         assert_eq!(operands, ["a", "b", "-p"]);
     }
 
     #[test]
     fn long_names_may_be_abbreviated() {
-        let (found, _) = parse(&["--form=raw", "--prog", "--trace", "-T", "-Tx"]);
+        let (options, _) = parse(&["--form=raw", "--prog", "--trace", "-T", "-Tx"]);
         let expected = [
-            ('f', Some("raw".into())),
-            ('p', None),
-            ('T', None),
-            ('T', None),
-            ('T', Some("x".into())),
+            ("format", "raw"),
+            ("progress", ""),
+            ("trace", "-T"),
+            ("trace", "x"),
         ];
-        assert_eq!(found, expected.map(Ok));
+        assert_eq!(options, found(expected));
+    }
+
+    #[test]
+    fn letters_are_those_of_getopt() {
+        let words = ["-vP", "7", "x"].iter().map(OsString::from).collect();
+        let mut parser = Parser::new(letters("qP:v"), words);
+        assert_eq!(parser.next_option(), Ok(Some(("v", String::new()))));
+        assert_eq!(parser.next_option(), Ok(Some(("P", "7".to_owned()))));
+        assert_eq!(parser.next_option(), Ok(None));
     }
 
     #[test]
@@ -347,12 +336,10 @@ mod tests {
 
     #[test]
     fn a_stopping_parser_leaves_the_rest_alone() {
-        let words = ["-p", "create", "-f", "x"]
-            .iter()
-            .map(OsString::from)
-            .collect();
-        let mut parser = Parser::until_operand(OPTIONS, words);
-        assert_eq!(parser.next_option(), Ok(Some(('p', None))));
+        let words = ["-p", "create", "-f", "x"].iter().map(OsString::from);
+        let mut parser = Parser::until_operand(options_in(OPTIONS), words.collect());
+        let progress = ("progress", String::new());
+        assert_eq!(parser.next_option(), Ok(Some(progress)));
         assert_eq!(parser.next_option(), Ok(None));
         assert_eq!(parser.operands(), ["create", "-f", "x"]);
     }

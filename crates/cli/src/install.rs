@@ -9,23 +9,30 @@ use std::path::{Path, PathBuf};
 use vellum_io::error::io_text;
 
 use crate::report;
+use crate::spec::Spec;
 
-const HELP: &str = "\
-Makes links to this program by the names of QEMU's programs.  Usage:
-
-  vellum install-links FOLDER
-
+pub const SPEC: Spec = Spec {
+    name: "install-links",
+    about: "Make links by the names of QEMU's programs",
+    explains: "Makes links to this program by the names of QEMU's programs.",
+    usage: "FOLDER\n",
+    closing: "
 The links are qemu-img, qemu-io, qemu-nbd and qemu-storage-daemon.  What FOLDER holds by
 these names is left alone unless it is a link to a vellum.
-";
+",
+    examples: "\
+vellum install-links ~/.local/bin
+  qemu-img is vellum there
+",
+    ..Spec::EMPTY
+};
 
 /// The names that the program answers to.
 pub const NAMES: [&str; 4] = ["qemu-img", "qemu-io", "qemu-nbd", "qemu-storage-daemon"];
 
 /// Runs the tool and returns its exit code.
 pub fn main(words: &[OsString]) -> i32 {
-    if words.iter().any(|word| word == "-h" || word == "--help") {
-        report::print(HELP);
+    if SPEC.gives_help(words) {
         return 0;
     }
     let folder = match words {

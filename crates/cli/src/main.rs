@@ -30,6 +30,7 @@ mod report;
 mod serve;
 mod server;
 mod size;
+mod spec;
 mod style;
 mod terminal;
 mod trace;
@@ -75,7 +76,7 @@ fn outlive_the_file_size_limit() {
 
 fn run(name: &str, mut words: Vec<OsString>) -> i32 {
     match name {
-        "qemu-img" => return img::main(name, words),
+        "qemu-img" => return img::main(name, words, &[]),
         "qemu-io" => return io::main(name, words),
         "qemu-nbd" => return nbd::main(name, words),
         "qemu-storage-daemon" => return daemon::main(name, words),
@@ -88,9 +89,9 @@ fn run(name: &str, mut words: Vec<OsString>) -> i32 {
             // `vellum --help convert` is asked as often.
             Some("-h" | "--help") if words.len() > 1 => help(name, words.split_off(1)),
             Some("version") if words.len() == 1 => run(name, vec!["--version".into()]),
-            Some("img") => img::main(name, words.split_off(1)),
+            Some("img") => img::main(name, words.split_off(1), manual::OTHERS),
             Some("__complete") => manual::complete(&words[1..]),
-            _ => img::main(name, words),
+            _ => img::main(name, words, manual::OTHERS),
         };
     };
     report::set_command(first.unwrap_or_default());

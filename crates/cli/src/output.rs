@@ -1,6 +1,6 @@
 //! What `--output` chooses.
 
-use std::fmt;
+use crate::getopt::UsageError;
 
 /// How results are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -12,23 +12,15 @@ pub enum Output {
     Json,
 }
 
-/// A value that `--output` does not know.
-#[derive(Debug)]
-pub struct UnknownOutput(String);
-
-impl fmt::Display for UnknownOutput {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "--output expects 'human' or 'json' not '{}'", self.0)
-    }
-}
-
 impl Output {
     /// The value of `--output`.
-    pub fn parse(name: &str) -> Result<Output, UnknownOutput> {
+    pub fn parse(name: &str) -> Result<Output, UsageError> {
         match name {
             "human" => Ok(Output::Human),
             "json" => Ok(Output::Json),
-            other => Err(UnknownOutput(other.to_owned())),
+            other => Err(UsageError::Wrong(format!(
+                "--output expects 'human' or 'json' not '{other}'"
+            ))),
         }
     }
 }

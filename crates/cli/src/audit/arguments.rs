@@ -6,62 +6,16 @@ use std::time::Duration;
 use vellum_graph::probe::is_format_name;
 use vellum_images::audit::{Permission, Policy};
 
-use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
-use crate::manual::pages::examples;
+use crate::getopt::UsageError;
 use crate::output::Output;
 use crate::size;
+use crate::spec::Spec;
 
-#[derive(Debug, Clone, Copy)]
-enum Opt {
-    Help,
-    Format,
-    AllowBacking,
-    AllowDataFile,
-    AllowProtocols,
-    Within,
-    MaxSize,
-    MaxMemory,
-    MaxTime,
-    Output,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
-    OptionSpec::long(Opt::AllowBacking, "allow-backing", Takes::Nothing),
-    OptionSpec::long(Opt::AllowDataFile, "allow-data-file", Takes::Nothing),
-    OptionSpec::long(Opt::AllowProtocols, "allow-protocols", Takes::Nothing),
-    OptionSpec::long(Opt::Within, "within", Takes::Value),
-    OptionSpec::long(Opt::MaxSize, "max-size", Takes::Value),
-    OptionSpec::long(Opt::MaxMemory, "max-memory", Takes::Value),
-    OptionSpec::long(Opt::MaxTime, "max-time", Takes::Value),
-    OptionSpec::long(Opt::Output, "output", Takes::Value),
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
-
-/// How the tool is called.
-const USAGE: &str = "[OPTIONS] FILENAME...";
-
-/// What the options mean.
-pub const HELP: &str = "\
-  -f, --format FMT          the format that the image is declared to have; content that
-                            looks like another one is rejected
-  --allow-backing           the image may name a backing file
-  --allow-data-file         the image may name an external data file
-  --allow-protocols         these may be reached by a protocol, or be a json:{} description
-  --within FOLDER           other files must lie below FOLDER, with all links followed
-  --max-size SIZE           reject larger disks
-  --max-memory SIZE         memory that checking the metadata may take (1G)
-  --max-time SECONDS        when to give up, and reject (60)
-  --output human|json       how to print
-";
-
-/// What the tool is for, in its help and manual.
-pub const EXPLAINS: &str = "\
+pub const SPEC: Spec = Spec {
+    name: "audit",
+    about: "Tell whether an image that nobody vouches for is safe to open",
+    usage: "[OPTIONS] FILENAME...\n",
+    explains: "
 Tells whether an image that nobody vouches for is safe to open. The image is read, never
 written, and no other file is opened. It is rejected if it names other files that are not
 allowed, breaks a limit, contradicts itself, is of a format that cannot be checked, or is
@@ -74,12 +28,41 @@ order: 'image', 'verdict' (safe, rejected, unreadable), 'findings' with 'level',
 'message' and 'option' (null, or what would allow it), 'references', and what else is known.
 
 Exit codes: 0 safe, 1 the image could not be read, 2 rejected; of several the highest.
-";
+",
+    arguments: &["\
+Arguments:
+  -h, --help
+  -f, --format FMT          the format that the image is declared to have; content that
+                            looks like another one is rejected
+  --allow-backing           the image may name a backing file
+  --allow-data-file         the image may name an external data file
+  --allow-protocols         these may be reached by a protocol, or be a json:{} description
+  --within FOLDER           other files must lie below FOLDER, with all links followed
+  --max-size SIZE           reject larger disks
+  --max-memory SIZE         memory that checking the metadata may take (1G)
+  --max-time SECONDS        when to give up, and reject (60)
+  --output human|json       how to print
+"],
+    closing: "{examples}",
+    examples: "\
+vellum audit -f qcow2 upload.qcow2
+  an upload that is declared as qcow2
+vellum audit --allow-backing --within /srv/images overlay.qcow2
+  its backing file may be any below that folder
+vellum audit --output=json *.qcow2
+  several, for a program
+",
+    exits: "\
+0  safe
+1  an image could not be read, or the command line not be understood
+2  rejected; of several images the highest code counts
+",
+    ..Spec::EMPTY
+};
 
 /// The command line, taken apart.
 #[derive(Debug, Default)]
 pub struct Arguments {
-    pub help: bool,
     pub policy: Policy,
     pub output: Output,
     pub images: Vec<String>,
@@ -87,40 +70,39 @@ pub struct Arguments {
 
 impl Arguments {
     /// Understands the command line, or says why not.
-    pub fn parse(words: Vec<OsString>) -> Result<Arguments, String> {
+    pub fn parse(words: Vec<OsString>) -> Result<Arguments, UsageError> {
         let mut arguments = Arguments::default();
-        let mut parser = Parser::new(OPTIONS, words);
-        while let Some((option, value)) = parser.next_option().map_err(|e| e.to_string())? {
-            arguments.take(option, value.unwrap_or_default())?;
+        let common = SPEC.parse(words, |name, value| arguments.take(name, value))?;
+        if let Some(format) = &common.format
+            && !is_format_name(format)
+        {
+            return Err(format!("Unknown file format '{format}'").into());
         }
-        arguments.images = parser.operands();
-        match arguments.images.is_empty() && !arguments.help {
+        arguments.policy.format = common.format;
+        arguments.output = common.output;
+        arguments.images = common.operands;
+        match arguments.images.is_empty() {
             true => Err("Expecting an image file name".into()),
             false => Ok(arguments),
         }
     }
 
-    fn take(&mut self, option: Opt, value: String) -> Result<(), String> {
+    fn take(&mut self, name: &str, value: String) -> Result<(), UsageError> {
         let policy = &mut self.policy;
-        match option {
-            Opt::Help => self.help = true,
-            Opt::Format if !is_format_name(&value) => {
-                return Err(format!("Unknown file format '{value}'"));
-            }
-            Opt::Format => policy.format = Some(value),
-            Opt::AllowBacking => policy.allow_backing = true,
-            Opt::AllowDataFile => policy.allow_data_file = true,
-            Opt::AllowProtocols => policy.allow_protocols = true,
-            Opt::Within => policy.within = Some(value.into()),
-            Opt::MaxSize => policy.max_size_bytes = Some(size_of("--max-size", &value)?),
-            Opt::MaxMemory => policy.max_memory_bytes = size_of("--max-memory", &value)?,
-            Opt::MaxTime => {
+        match name {
+            "allow-backing" => policy.allow_backing = true,
+            "allow-data-file" => policy.allow_data_file = true,
+            "allow-protocols" => policy.allow_protocols = true,
+            "within" => policy.within = Some(value.into()),
+            "max-size" => policy.max_size_bytes = Some(size_of("--max-size", &value)?),
+            "max-memory" => policy.max_memory_bytes = size_of("--max-memory", &value)?,
+            "max-time" => {
                 let seconds = value.parse().ok();
                 let time = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
                 policy.max_time =
                     time.ok_or_else(|| format!("--max-time expects seconds, not '{value}'"))?;
             }
-            Opt::Output => self.output = Output::parse(&value).map_err(|e| e.to_string())?,
+            _ => return Err(UsageError::not_taken(name)),
         }
         Ok(())
     }
@@ -128,14 +110,6 @@ impl Arguments {
 
 fn size_of(option: &str, text: &str) -> Result<u64, String> {
     size::parse(text).map_err(|_| format!("{option} expects a size such as 20G, not '{text}'"))
-}
-
-/// What `--help` prints.
-pub fn help(program: &str) -> String {
-    let examples = examples("audit");
-    format!(
-        "Usage: {program} audit {USAGE}\n\n{EXPLAINS}\nArguments:\n  -h, --help\n{HELP}{examples}"
-    )
 }
 
 /// The option that allows what was found.

@@ -12,5 +12,5 @@ mod arguments;
 mod program;
 mod text;
 
-pub use arguments::{EXPLAINS, HELP, options};
+pub use arguments::SPEC;
 pub use program::main;

@@ -13,9 +13,9 @@ use vellum_options::ova_name;
 use vellum_storage::{FileOptions, FileStorage};
 
 use crate::output::Output;
-use crate::{hint, local, report};
+use crate::{local, report, spec};
 
-use super::arguments::{self, Arguments, options};
+use super::arguments::{Arguments, SPEC, option_for};
 use super::text;
 
 const SAFE: i32 = 0;
@@ -25,25 +25,19 @@ const UNREADABLE: i32 = 1;
 const REJECTED: i32 = 2;
 
 /// Runs the tool and returns its exit code.
-pub fn main(program: &str, args: Vec<OsString>) -> i32 {
-    let arguments = match Arguments::parse(args) {
-        Ok(arguments) => arguments,
-        Err(message) => {
-            report::error(&message);
-            hint::about_option(message, &options());
-            report::eprint_line(&format!("Try '{program} audit --help' for more info"));
-            return UNREADABLE;
-        }
-    };
-    if arguments.help {
-        report::print(arguments::help(program));
-        return SAFE;
-    }
+pub fn main(_program: &str, args: Vec<OsString>) -> i32 {
+    spec::run(&SPEC, Arguments::parse(args), |arguments| {
+        Ok(audit_all(&arguments))
+    })
+}
+
+/// Looks at all images; the exit code.
+fn audit_all(arguments: &Arguments) -> i32 {
     let mut code = SAFE;
     let mut values = Vec::new();
     let mut counts = [0; 3];
     for image in &arguments.images {
-        let outcome = lane::block_on(look_at(image, &arguments));
+        let outcome = lane::block_on(look_at(image, arguments));
         let verdict = match &outcome {
             Ok(found) if found.is_safe() => SAFE,
             Ok(_) => REJECTED,
@@ -161,7 +155,7 @@ pub(crate) fn finding(finding: &Finding) -> Value {
         "level": finding.level.name(),
         "code": finding.code,
         "message": finding.message,
-        "option": finding.permission.map(arguments::option_for),
+        "option": finding.permission.map(option_for),
     })
 }
 

@@ -1,60 +1,81 @@
-//! The command line of `vellum bench`: options, their defaults and limits, help and usage errors.
-//! `manual` and the completions read the same tables of options.
+//! The command line of `vellum bench`: options, their defaults and limits.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use vellum::qcow2::WriteLogOptions;
 
-use super::failure::Failure;
-use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
+use crate::getopt::UsageError;
 use crate::size;
+use crate::spec::{CommonArgs, Spec};
 
-#[derive(Debug, Clone, Copy)]
-enum Opt {
-    Help,
-    Dir,
-    Size,
-    Depth,
-    Seconds,
-    Rounds,
-    Seed,
-    Full,
-    Tables,
-    Journal,
-    JournalSize,
-    Output,
-    Html,
-    Quiet,
-    Format,
-    ImageOpts,
-    ForceShare,
-}
+pub const SPEC: Spec = Spec {
+    name: "bench",
+    about: "Show what the choices of an image cost on this machine",
+    usage: "\
+[OPTIONS]           measure images made for it
+[OPTIONS] IMAGE     measure reads of this image
+",
+    explains: "\
+Shows what the choices of a qcow2 image cost on this machine: random 4K reads by L2 cache
+size and by cache entry (slice) size, random 4K writes into new clusters by cluster size,
+with and without subclusters, with and without a backing file, and how far the image grows.
+With --journal: writes with a flush after each 32, over time, with and without a write log.
+Each figure stands beside a raw file's, measured in the same run. An image that is given is
+only read. A run whose rounds differ too much tells figures and how much they differ ('spread'
+and 'noise' of --output=json), and draws no conclusions about speed.
+",
+    arguments: &["\
+What to measure:
+      --tables=LIST     of cache, slices, writes, overlay, journal (default: all but
+                        journal)
+      --journal         the table journal: what a write log (journal=on) brings, and what
+                        comes when it is full; runs until ten times the log is written
+      --journal-size=SIZE
+                        length of that log (default 16M)
+      --dir=DIR         where to make the images (default: the current directory);
+                        they are removed at the end, and nothing else is touched
+      --size=SIZE       size of the images (default 4G; needs twice that on the disk)
+  -f, --format=FORMAT   format of IMAGE
+      --image-opts      IMAGE is a list of key=value options
+  -U, --force-share     IMAGE is in use by a writer
 
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::long(Opt::Dir, "dir", Takes::Value),
-    OptionSpec::long(Opt::Size, "size", Takes::Value),
-    OptionSpec::long(Opt::Depth, "depth", Takes::Value),
-    OptionSpec::long(Opt::Seconds, "seconds", Takes::Value),
-    OptionSpec::long(Opt::Rounds, "rounds", Takes::Value),
-    OptionSpec::long(Opt::Seed, "seed", Takes::Value),
-    OptionSpec::long(Opt::Full, "full", Takes::Nothing),
-    OptionSpec::long(Opt::Tables, "tables", Takes::Value),
-    OptionSpec::long(Opt::Journal, "journal", Takes::Nothing),
-    OptionSpec::long(Opt::JournalSize, "journal-size", Takes::Value),
-    OptionSpec::long(Opt::Output, "output", Takes::Value),
-    OptionSpec::long(Opt::Html, "html", Takes::Value),
-    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
-    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
-    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
-    OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
-];
+How to measure:
+      --depth=N         requests in flight (default 32)
+      --seconds=N       time for each figure in each round (default 0.3); the longest time
+                        of a run of the table journal (default 10)
+      --rounds=N        rounds, of which the medians are shown (default 3)
+      --seed=N          where requests go (default 1)
+      --full            20G, 2 seconds, 4 rounds and more cluster sizes; journal: a log of
+                        64M, 60 seconds
 
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+What to show:
+      --output=FORMAT   human (default) or json
+      --html=FILE       write a page with plots as well
+  -q, --quiet           no progress
+  -h, --help            print this text
+"],
+    closing: "
+'qemu-img bench', which sends requests as its options say and times them, is
+'vellum img bench'.
+",
+    examples: "\
+vellum bench --dir /srv/images
+  images made in the folder that matters
+vellum bench --html page.html disk.qcow2
+  reads of an image, with plots
+vellum bench --full --tables=writes
+  longer, and one table only
+vellum bench --journal --dir /srv/images --html page.html
+  what a write log brings there, over time
+",
+    exits: "\
+0  done
+1  an error, which is told
+130  ended by Ctrl-C; what was made is removed
+",
+    ..Spec::EMPTY
+};
 
 /// The smallest image that is worth measuring: its L2 tables take four slices.
 pub(super) const MIN_SIZE_BYTES: u64 = 64 << 20;
@@ -100,14 +121,6 @@ impl Topic {
     }
 }
 
-/// How the result is printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Output {
-    #[default]
-    Human,
-    Json,
-}
-
 /// How long and how hard to measure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Effort {
@@ -136,17 +149,12 @@ pub(super) struct Sustained {
 /// The command line, taken apart.
 #[derive(Debug)]
 pub(super) struct Arguments {
-    pub(super) help: bool,
     pub(super) directory: PathBuf,
     pub(super) effort: Effort,
     pub(super) topics: Vec<Topic>,
-    pub(super) output: Output,
+    pub(super) common: CommonArgs,
     pub(super) html: Option<PathBuf>,
-    pub(super) quiet: bool,
     pub(super) image: Option<String>,
-    pub(super) format: Option<String>,
-    pub(super) image_opts: bool,
-    pub(super) force_share: bool,
 }
 
 /// What was given, before defaults.
@@ -165,39 +173,32 @@ struct Given {
 }
 
 impl Arguments {
-    pub(super) fn parse(words: Vec<OsString>) -> Result<Arguments, Failure> {
+    pub(super) fn parse(words: Vec<OsString>) -> Result<Arguments, UsageError> {
         let mut given = Given::default();
         let mut arguments = Arguments::default();
-        let mut parser = Parser::new(OPTIONS, words);
-        while let Some((option, value)) = parser.next_option()? {
-            let value = value.unwrap_or_default();
-            match option {
-                Opt::Help => arguments.help = true,
-                Opt::Html => arguments.html = Some(value.into()),
-                Opt::Quiet => arguments.quiet = true,
-                Opt::Format => arguments.format = Some(value),
-                Opt::ImageOpts => arguments.image_opts = true,
-                Opt::ForceShare => arguments.force_share = true,
-                Opt::Output => arguments.output = parse_output(&value)?,
-                _ => given.take(option, value)?,
+        arguments.common = SPEC.parse(words, |name, value| match name {
+            "html" => {
+                arguments.html = Some(value.into());
+                Ok(())
             }
-        }
-        match parser.operands().as_slice() {
+            _ => given.take(name, value),
+        })?;
+        match arguments.common.operands.as_slice() {
             [] => {}
             [image] => arguments.image = Some(image.clone()),
-            _ => return Failure::usage("At most one image can be given"),
+            _ => return Err("At most one image can be given".into()),
         }
         arguments.fill_in(given)?;
         Ok(arguments)
     }
 
-    fn fill_in(&mut self, given: Given) -> Result<(), Failure> {
+    fn fill_in(&mut self, given: Given) -> Result<(), UsageError> {
         let defaults = match given.full {
             true => Effort::FULL,
             false => Effort::SHORT,
         };
         if self.image.is_some() && (given.size_bytes.is_some() || given.directory.is_some()) {
-            return Failure::usage("--dir and --size are for images that are made; one was given");
+            return Err("--dir and --size are for images that are made; one was given".into());
         }
         self.effort = Effort {
             size_bytes: given.size_bytes.unwrap_or(defaults.size_bytes),
@@ -228,13 +229,14 @@ impl Arguments {
             (None, false) => usual.to_vec(),
         };
         if given.log_bytes.is_some() && !self.topics.contains(&Topic::Journal) {
-            return Failure::usage("--journal-size is for the table 'journal': add --journal");
+            return Err("--journal-size is for the table 'journal': add --journal".into());
         }
         match self.topics.iter().find(|topic| !readable.contains(topic)) {
-            Some(topic) => Failure::usage(format!(
+            Some(topic) => Err(format!(
                 "An image that was given is only read: no table '{}'",
                 topic.name()
-            )),
+            )
+            .into()),
             None => Ok(()),
         }
     }
@@ -243,17 +245,12 @@ impl Arguments {
 impl Default for Arguments {
     fn default() -> Self {
         Arguments {
-            help: false,
             directory: ".".into(),
             effort: Effort::SHORT,
             topics: Topic::USUAL.to_vec(),
-            output: Output::Human,
+            common: CommonArgs::default(),
             html: None,
-            quiet: false,
             image: None,
-            format: None,
-            image_opts: false,
-            force_share: false,
         }
     }
 }
@@ -289,47 +286,47 @@ impl Effort {
 }
 
 impl Given {
-    fn take(&mut self, option: Opt, value: String) -> Result<(), Failure> {
-        match option {
-            Opt::Dir => self.directory = Some(value.into()),
-            Opt::Full => self.full = true,
-            Opt::Size => {
+    fn take(&mut self, name: &str, value: String) -> Result<(), UsageError> {
+        match name {
+            "dir" => self.directory = Some(value.into()),
+            "full" => self.full = true,
+            "size" => {
                 let bytes = size::parse(&value).ok();
                 let bytes = bytes.filter(|bytes| (MIN_SIZE_BYTES..1 << 44).contains(bytes));
                 let wanted = "--size expects a size from 64M to 16T";
                 self.size_bytes = Some(bytes.map_or_else(|| bad(wanted, &value), Ok)?);
             }
-            Opt::Depth => {
+            "depth" => {
                 let depth = value.parse().ok();
                 let depth = depth.filter(|depth| (1..=MAX_DEPTH).contains(depth));
                 let wanted = "--depth expects a number from 1 to 1024";
                 self.depth = Some(depth.map_or_else(|| bad(wanted, &value), Ok)?);
             }
-            Opt::Seconds => {
+            "seconds" => {
                 let seconds = value.parse().ok();
                 let seconds = seconds.filter(|seconds| (0.01..=MAX_SECONDS).contains(seconds));
                 let wanted = "--seconds expects a number from 0.01 to 3600";
                 self.seconds = Some(seconds.map_or_else(|| bad(wanted, &value), Ok)?);
             }
-            Opt::Rounds => {
+            "rounds" => {
                 let rounds = value.parse().ok();
                 let rounds = rounds.filter(|rounds| (1..=MAX_ROUNDS).contains(rounds));
                 let wanted = "--rounds expects a number from 1 to 1000";
                 self.rounds = Some(rounds.map_or_else(|| bad(wanted, &value), Ok)?);
             }
-            Opt::Seed => {
+            "seed" => {
                 let seed = value.parse().ok();
                 let wanted = "--seed expects a number";
                 self.seed = Some(seed.map_or_else(|| bad(wanted, &value), Ok)?);
             }
-            Opt::Tables => self.topics = Some(parse_topics(&value)?),
-            Opt::Journal => self.journal = true,
-            Opt::JournalSize => {
+            "tables" => self.topics = Some(parse_topics(&value)?),
+            "journal" => self.journal = true,
+            "journal-size" => {
                 let bytes = size::parse(&value).ok().filter(is_log_length);
                 let wanted = "--journal-size expects a multiple of 4K from 72K to 1G";
                 self.log_bytes = Some(bytes.map_or_else(|| bad(wanted, &value), Ok)?);
             }
-            _ => {}
+            _ => return Err(UsageError::not_taken(name)),
         }
         Ok(())
     }
@@ -340,73 +337,17 @@ fn is_log_length(bytes: &u64) -> bool {
     lengths.contains(bytes) && bytes.is_multiple_of(4096)
 }
 
-fn bad<T>(wanted: &str, value: &str) -> Result<T, Failure> {
-    Failure::usage(format!("{wanted}, not '{value}'"))
+fn bad<T>(wanted: &str, value: &str) -> Result<T, UsageError> {
+    Err(format!("{wanted}, not '{value}'").into())
 }
 
-fn parse_output(value: &str) -> Result<Output, Failure> {
-    match value {
-        "human" => Ok(Output::Human),
-        "json" => Ok(Output::Json),
-        other => bad("--output expects 'human' or 'json'", other),
-    }
-}
-
-fn parse_topics(value: &str) -> Result<Vec<Topic>, Failure> {
+fn parse_topics(value: &str) -> Result<Vec<Topic>, UsageError> {
     let named = |name: &str| {
         let topic = Topic::ALL.into_iter().find(|topic| topic.name() == name);
         let wanted = "--tables expects a list of cache, slices, writes, overlay, journal";
         topic.map_or_else(|| bad(wanted, name), Ok)
     };
     value.split(',').map(named).collect()
-}
-
-/// What `--help` prints.
-pub fn help(call: &str) -> String {
-    format!(
-        "Usage: {call} bench [OPTIONS]           measure images made for it
-  or:  {call} bench [OPTIONS] IMAGE     measure reads of this image
-Shows what the choices of a qcow2 image cost on this machine: random 4K reads by L2 cache
-size and by cache entry (slice) size, random 4K writes into new clusters by cluster size,
-with and without subclusters, with and without a backing file, and how far the image grows.
-With --journal: writes with a flush after each 32, over time, with and without a write log.
-Each figure stands beside a raw file's, measured in the same run. An image that is given is
-only read. A run whose rounds differ too much tells figures and how much they differ ('spread'
-and 'noise' of --output=json), and draws no conclusions about speed.
-
-What to measure:
-      --tables=LIST     of cache, slices, writes, overlay, journal (default: all but
-                        journal)
-      --journal         the table journal: what a write log (journal=on) brings, and what
-                        comes when it is full; runs until ten times the log is written
-      --journal-size=SIZE
-                        length of that log (default 16M)
-      --dir=DIR         where to make the images (default: the current directory);
-                        they are removed at the end, and nothing else is touched
-      --size=SIZE       size of the images (default 4G; needs twice that on the disk)
-  -f, --format=FORMAT   format of IMAGE
-      --image-opts      IMAGE is a list of key=value options
-  -U, --force-share     IMAGE is in use by a writer
-
-How to measure:
-      --depth=N         requests in flight (default 32)
-      --seconds=N       time for each figure in each round (default 0.3); the longest time
-                        of a run of the table journal (default 10)
-      --rounds=N        rounds, of which the medians are shown (default 3)
-      --seed=N          where requests go (default 1)
-      --full            20G, 2 seconds, 4 rounds and more cluster sizes; journal: a log of
-                        64M, 60 seconds
-
-What to show:
-      --output=FORMAT   human (default) or json
-      --html=FILE       write a page with plots as well
-  -q, --quiet           no progress
-  -h, --help            print this text
-
-'qemu-img bench', which sends requests as its options say and times them, is
-'{call} img bench'.
-"
-    )
 }
 
 #[cfg(test)]
@@ -436,7 +377,7 @@ mod tests {
     fn a_given_image_is_only_read() {
         let given = parse("disk.qcow2 -U").unwrap();
         assert_eq!(given.topics, [Topic::Cache, Topic::Slices]);
-        assert!(given.force_share);
+        assert!(given.common.force_share);
         for refused in [
             "disk.qcow2 --tables=writes",
             "disk.qcow2 --size 1G",
@@ -494,7 +435,7 @@ mod tests {
             ),
             (
                 "--output xml",
-                "--output expects 'human' or 'json', not 'xml'",
+                "--output expects 'human' or 'json' not 'xml'",
             ),
         ] {
             assert_eq!(parse(line).unwrap_err(), message);

@@ -1,20 +1,15 @@
-//! The errors of `vellum bench`, which end it without a result: messages, usage errors, and an
-//! interruption by the user.
+//! The errors of `vellum bench`, which end it without a result: messages, and an interruption by the user.
 
-use std::fmt;
 use std::path::Path;
 
 use vellum_io::error::io_text;
 
-use crate::getopt::UsageError;
 use crate::report;
 
 /// Why there is no result.
 #[derive(Debug)]
 pub enum Failure {
     Message(String),
-    /// The command line cannot be understood.
-    Usage(String),
     /// The user has interrupted the program (Ctrl-C).
     Interrupted,
 }
@@ -22,10 +17,6 @@ pub enum Failure {
 impl Failure {
     pub fn message<T>(text: impl Into<String>) -> Result<T, Failure> {
         Err(Failure::Message(text.into()))
-    }
-
-    pub fn usage<T>(text: impl Into<String>) -> Result<T, Failure> {
-        Err(Failure::Usage(text.into()))
     }
 
     pub fn io<T>(verb: &str, path: &Path, error: &std::io::Error) -> Result<T, Failure> {
@@ -36,21 +27,6 @@ impl Failure {
     pub fn open(name: &str, error: &vellum::Error) -> Failure {
         let text = report::error_text(error);
         Failure::Message(format!("Could not open '{name}': {text}"))
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failure::Message(text) | Failure::Usage(text) => f.write_str(text),
-            Failure::Interrupted => f.write_str("interrupted"),
-        }
-    }
-}
-
-impl From<UsageError> for Failure {
-    fn from(error: UsageError) -> Failure {
-        Failure::Usage(error.to_string())
     }
 }
 

@@ -28,5 +28,5 @@ mod survey;
 mod tables;
 mod timeline;
 
-pub use arguments::{help, options};
+pub use arguments::SPEC;
 pub use program::main;

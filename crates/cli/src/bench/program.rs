@@ -6,10 +6,11 @@ use std::io::Write;
 use vellum_io::error::io_text;
 use vellum_io::lane;
 
+use crate::output::Output;
 use crate::size::human;
-use crate::{hint, local, report};
+use crate::{local, spec};
 
-use super::arguments::{self, Arguments, Output, Topic, options};
+use super::arguments::{Arguments, SPEC, Topic};
 use super::failure::Failure;
 use super::progress::Progress;
 use super::result::{About, Report};
@@ -25,35 +26,26 @@ const INTERRUPTED: i32 = 130;
 const SPARE_BYTES: u64 = 64 << 20;
 
 /// Runs the tool and returns its exit code.
-pub fn main(program: &str, args: Vec<OsString>) -> i32 {
-    match try_main(program, args) {
-        Ok(()) => 0,
-        Err(Failure::Interrupted) => INTERRUPTED,
-        Err(failure) => {
-            report::error(&failure);
-            if let Failure::Usage(message) = &failure {
-                hint::about_option(message, &options());
-                report::eprint_line(&format!("Try '{program} bench --help' for more info"));
-            }
-            1
+pub fn main(_program: &str, args: Vec<OsString>) -> i32 {
+    spec::run(&SPEC, Arguments::parse(args), |arguments| {
+        match run(&arguments) {
+            Ok(()) => Ok(0),
+            Err(Failure::Interrupted) => Ok(INTERRUPTED),
+            Err(Failure::Message(message)) => Err(message),
         }
-    }
+    })
 }
 
-fn try_main(program: &str, args: Vec<OsString>) -> Result<(), Failure> {
-    let arguments = Arguments::parse(args)?;
-    if arguments.help {
-        return show(&arguments::help(program));
-    }
+fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(page) = &arguments.html {
         crate::html_page::check_target(page).map_err(Failure::Message)?;
     }
     let interrupt = Interrupt::catch()?;
-    let result = lane::block_on(measure(&arguments, interrupt))?;
+    let result = lane::block_on(measure(arguments, interrupt))?;
     if let Some(page) = &arguments.html {
         html::write(page, &result)?;
     }
-    match arguments.output {
+    match arguments.common.output {
         Output::Json => show(&json::text(&result)),
         Output::Human => show(&tables::ending(&result, arguments.html.as_deref())),
     }
@@ -78,12 +70,12 @@ pub(crate) async fn measure(
         Some(name) => examine(arguments, name, &interrupt).await?,
         None => set_up(arguments).await?,
     };
-    let live = arguments.output == Output::Human;
+    let live = arguments.common.output == Output::Human;
     if live {
         show(&tables::beginning(&about))?;
     }
     let rows = tables.iter().map(|table| table.rows.len()).sum::<usize>();
-    let progress = Progress::new(arguments.quiet, rows * arguments.effort.rounds);
+    let progress = Progress::new(arguments.common.quiet, rows * arguments.effort.rounds);
     let mut bench = Bench {
         target,
         effort: arguments.effort,

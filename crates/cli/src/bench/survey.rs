@@ -43,8 +43,8 @@ pub(super) struct Survey {
 
 /// Options of the node that the arguments name.
 fn node_options(arguments: &Arguments, name: &str) -> Result<Options, Failure> {
-    let format = arguments.format.as_deref();
-    let spec = ImageSpec::from_argument(name, arguments.image_opts, format)
+    let format = arguments.common.format.as_deref();
+    let spec = ImageSpec::from_argument(name, arguments.common.image_opts, format)
         .map_err(|error| Failure::open(name, &error))?;
     let mut options = match spec.source {
         Source::Options(options) => options,
@@ -72,7 +72,7 @@ impl Survey {
         let mut survey = Survey {
             name: name.to_owned(),
             options: node_options(arguments, name)?,
-            force_share: arguments.force_share,
+            force_share: arguments.common.force_share,
             direct: true,
             size_bytes: 0,
             metadata: Metadata {

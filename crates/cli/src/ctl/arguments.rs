@@ -1,5 +1,4 @@
-//! The command line of `vellum ctl`: options, help and usage errors. `run` parses it once; `manual` and
-//! the completions read the same tables.
+//! The command line of `vellum ctl`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -9,68 +8,33 @@ use serde_json::{Map, Value, json};
 
 use super::action::{Action, Care, NewFile, Show, escaped};
 use super::address::Address;
-use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
-use crate::manual::pages::examples;
+use crate::getopt::UsageError;
 use crate::output::Output;
 use crate::size;
+use crate::spec::Spec;
 
 /// Says where the daemon is, where `--connect` does not.
 pub const VARIABLE: &str = "VELLUM_CTL";
 
-#[derive(Debug, Clone, Copy)]
-enum Opt {
-    Help,
-    Connect,
-    TokenFile,
-    Tls,
-    Output,
-    Format,
-    Sync,
-    Speed,
-    JobId,
-    NodeName,
-    Base,
-    Interval,
-    Count,
-    Force,
-    Shrink,
-    MaxLayers,
-    MaxOverlayBytes,
-    Timeout,
-    Overwrite,
-    Wait,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Opt::Connect, 'c', "connect", Takes::Value),
-    OptionSpec::long(Opt::TokenFile, "token-file", Takes::Value),
-    OptionSpec::long(Opt::Tls, "tls", Takes::Value),
-    OptionSpec::long(Opt::Output, "output", Takes::Value),
-    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
-    OptionSpec::long(Opt::Sync, "sync", Takes::Value),
-    OptionSpec::long(Opt::Speed, "speed", Takes::Value),
-    OptionSpec::long(Opt::JobId, "job-id", Takes::Value),
-    OptionSpec::long(Opt::NodeName, "node-name", Takes::Value),
-    OptionSpec::new(Opt::Base, 'b', "base", Takes::Value),
-    OptionSpec::new(Opt::Interval, 'i', "interval", Takes::Value),
-    OptionSpec::new(Opt::Count, 'n', "count", Takes::Value),
-    OptionSpec::long(Opt::Force, "force", Takes::Nothing),
-    OptionSpec::long(Opt::Shrink, "shrink", Takes::Nothing),
-    OptionSpec::long(Opt::MaxLayers, "max-layers", Takes::Value),
-    OptionSpec::long(Opt::MaxOverlayBytes, "max-overlay-bytes", Takes::Value),
-    OptionSpec::long(Opt::Timeout, "timeout", Takes::Value),
-    OptionSpec::long(Opt::Overwrite, "overwrite", Takes::Nothing),
-    OptionSpec::long(Opt::Wait, "wait", Takes::Nothing),
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
-
-/// What the options mean.
-pub const HELP: &str = "\
+pub const SPEC: Spec = Spec {
+    name: "ctl",
+    about: "Show and change what a running daemon serves",
+    usage: "\
+[OPTIONS] list|jobs|exports|nodes|stats|top|host
+[OPTIONS] show|flush|commit|stream DISK
+[OPTIONS] snapshot|mirror|backup DISK FILE
+[OPTIONS] resize DISK SIZE
+[OPTIONS] job pause|resume|complete|cancel|dismiss|finalize ID
+[OPTIONS] job speed ID SIZE
+[OPTIONS] unexport ID
+[OPTIONS] qmp COMMAND [JSON]
+",
+    explains: "\
+Shows and changes what a running `vellum daemon --metrics ADDRESS` serves: disks with their
+layers, exports, jobs. It speaks the daemon's HTTP interface, of which /openapi.json has all;
+what no command here does, 'qmp' does.
+",
+    arguments: &["  -h, --help
   -c, --connect ADDRESS     where the daemon listens: unix:PATH or [https://]HOST:PORT (VELLUM_CTL)
   --token-file FILE         a file with the token that the daemon asks for
   --tls DIR                 ca-cert.pem, client-cert.pem and client-key.pem for https:// (the system's trust)
@@ -90,14 +54,25 @@ pub const HELP: &str = "\
   --timeout SECONDS         how long an answer is waited for (60; 0: for ever)
   --overwrite               give up what the new file holds (snapshot, mirror, backup)
   --wait                    wait until the job has ended, and fail as it does (backup, stream)
-";
-
-/// What the tool is for, in its help and manual.
-pub const EXPLAINS: &str = "\
-Shows and changes what a running `vellum daemon --metrics ADDRESS` serves: disks with their
-layers, exports, jobs. It speaks the daemon's HTTP interface, of which /openapi.json has all;
-what no command here does, 'qmp' does.
-";
+"],
+    examples: "\
+export VELLUM_CTL=unix:/run/vellum.sock
+  where the daemon was told to listen: --metrics unix:/run/vellum.sock
+vellum ctl list
+  the disks that it serves
+vellum ctl snapshot disk overlay.qcow2
+  what is written from now on goes to a new image
+vellum ctl backup disk /backup/disk.qcow2 --speed 50M
+  a copy of the disk as it is now, at 50 MiB a second
+vellum ctl backup disk /backup/disk.qcow2 --overwrite --wait
+  the same every night, over the one of the night before; it fails if the job does
+vellum ctl top -i 1
+  what each disk is asked for, looked at every second
+vellum ctl qmp query-block-jobs
+  whatever QMP can tell
+",
+    ..Spec::EMPTY
+};
 
 /// The commands, with what they take and what they do.
 pub const COMMANDS: &[(&str, &str, &str)] = &[
@@ -186,7 +161,6 @@ pub const JOB_ACTIONS: [&str; 6] = [
 /// The command line, taken apart.
 #[derive(Debug)]
 pub struct Arguments {
-    pub help: bool,
     pub address: Option<Address>,
     pub token_file: Option<PathBuf>,
     pub tls: Option<PathBuf>,
@@ -220,9 +194,8 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Arguments {
     /// Understands the command line, or says why not.
-    pub fn parse(words: Vec<OsString>) -> Result<Arguments, String> {
+    pub fn parse(words: Vec<OsString>) -> Result<Arguments, UsageError> {
         let mut arguments = Arguments {
-            help: false,
             address: None,
             token_file: None,
             tls: None,
@@ -233,51 +206,43 @@ impl Arguments {
             action: None,
         };
         let mut extra = Extra::default();
-        let mut parser = Parser::new(OPTIONS, words);
-        while let Some((option, value)) = parser.next_option().map_err(|e| e.to_string())? {
-            arguments.take(option, value.unwrap_or_default(), &mut extra)?;
-        }
-        if arguments.help {
-            return Ok(arguments);
-        }
-        let operands = parser.operands();
-        let words: Vec<&str> = operands.iter().map(String::as_str).collect();
+        let common = SPEC.parse(words, |name, value| arguments.take(name, value, &mut extra))?;
+        (arguments.output, extra.format) = (common.output, common.format);
+        let words: Vec<&str> = common.operands.iter().map(String::as_str).collect();
         arguments.action = Some(action(&words, extra)?);
         Ok(arguments)
     }
 
-    fn take(&mut self, option: Opt, value: String, extra: &mut Extra) -> Result<(), String> {
-        match option {
-            Opt::Help => self.help = true,
-            Opt::Connect => self.address = Some(Address::parse(&value)?),
-            Opt::TokenFile => self.token_file = Some(value.into()),
-            Opt::Tls => self.tls = Some(value.into()),
-            Opt::Output => self.output = Output::parse(&value).map_err(|e| e.to_string())?,
-            Opt::Format => extra.format = Some(value),
-            Opt::Sync => extra.sync = Some(value),
-            Opt::Speed => extra.speed = Some(bytes("--speed", &value)?),
-            Opt::JobId => extra.job_id = Some(value),
-            Opt::NodeName => extra.node_name = Some(value),
-            Opt::Base => extra.base = Some(value),
-            Opt::Interval => self.interval = interval(&value)?,
-            Opt::Count => {
+    fn take(&mut self, name: &str, value: String, extra: &mut Extra) -> Result<(), UsageError> {
+        match name {
+            "connect" => self.address = Some(Address::parse(&value)?),
+            "token-file" => self.token_file = Some(value.into()),
+            "tls" => self.tls = Some(value.into()),
+            "sync" => extra.sync = Some(value),
+            "speed" => extra.speed = Some(bytes("--speed", &value)?),
+            "job-id" => extra.job_id = Some(value),
+            "node-name" => extra.node_name = Some(value),
+            "base" => extra.base = Some(value),
+            "interval" => self.interval = interval(&value)?,
+            "count" => {
                 let count = value.parse().ok().filter(|count| *count > 0);
                 let why = || format!("--count is a number above 0, not '{value}'");
                 self.count = Some(count.ok_or_else(why)?);
             }
-            Opt::Force => extra.force = true,
-            Opt::Shrink => extra.shrink = true,
-            Opt::MaxLayers => {
+            "force" => extra.force = true,
+            "shrink" => extra.shrink = true,
+            "max-layers" => {
                 let count = value.parse().ok().filter(|count| *count > 0);
                 let why = || format!("--max-layers is a number above 0, not '{value}'");
                 extra.max_layers = Some(count.ok_or_else(why)?);
             }
-            Opt::MaxOverlayBytes => {
+            "max-overlay-bytes" => {
                 extra.max_overlay_bytes = Some(bytes("--max-overlay-bytes", &value)?);
             }
-            Opt::Timeout => self.timeout = limit(&value)?,
-            Opt::Overwrite => extra.overwrite = true,
-            Opt::Wait => extra.wait = true,
+            "timeout" => self.timeout = limit(&value)?,
+            "overwrite" => extra.overwrite = true,
+            "wait" => extra.wait = true,
+            _ => return Err(UsageError::not_taken(name)),
         }
         Ok(())
     }
@@ -482,10 +447,11 @@ pub fn help(program: &str) -> String {
         )
     });
     format!(
-        "Usage: {program} ctl [OPTIONS] COMMAND [ARGUMENTS]\n\n{EXPLAINS}\nCommands:\n{}\n\
-         Options:\n  -h, --help\n{HELP}{}",
+        "Usage: {program} ctl [OPTIONS] COMMAND [ARGUMENTS]\n\n{}\nCommands:\n{}\nOptions:\n{}{}",
+        SPEC.explains,
         commands.collect::<String>(),
-        examples("ctl")
+        SPEC.arguments.concat(),
+        SPEC.examples_text()
     )
 }
 
@@ -594,7 +560,7 @@ mod tests {
             ("mirror d /t --wait", "--wait"),
         ] {
             let words = line.split_whitespace().map(OsString::from).collect();
-            let why = Arguments::parse(words).expect_err(line);
+            let why = Arguments::parse(words).expect_err(line).to_string();
             assert!(why.contains(part), "{line}: {why}");
         }
     }

@@ -25,7 +25,7 @@ mod top;
 #[cfg(feature = "http")]
 mod wait;
 
-pub use arguments::{COMMANDS, EXPLAINS, HELP, JOB_ACTIONS, options};
+pub use arguments::{COMMANDS, JOB_ACTIONS, SPEC};
 #[cfg(feature = "http")]
 pub use names::{Named, names};
 pub use run::main;

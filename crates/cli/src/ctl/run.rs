@@ -12,39 +12,31 @@ use super::action::Action;
 use super::address::Address;
 #[cfg(feature = "http")]
 use super::arguments::VARIABLE;
-use super::arguments::{Arguments, help, options};
+use super::arguments::{Arguments, SPEC, help};
 #[cfg(feature = "http")]
 use super::client::{Client, Peer};
 #[cfg(feature = "http")]
 use super::{show, top, wait};
+use crate::getopt::UsageError;
 #[cfg(feature = "http")]
 use crate::output::Output;
 #[cfg(feature = "http")]
 use crate::progress::Progress;
-use crate::{hint, report};
+use crate::{report, spec};
 
 /// Runs the tool and returns its exit code.
 pub fn main(program: &str, args: Vec<OsString>) -> i32 {
-    let arguments = match Arguments::parse(args) {
-        Ok(arguments) => arguments,
-        Err(message) => {
-            report::error(&message);
-            hint::about_option(message, &options());
-            report::try_help();
-            return 1;
-        }
-    };
-    if arguments.help {
+    let parsed = Arguments::parse(args);
+    if parsed
+        .as_ref()
+        .is_err_and(|error| *error == UsageError::Help)
+    {
         report::print(help(program));
         return 0;
     }
-    match run(program, arguments) {
-        Ok(()) => 0,
-        Err(message) => {
-            report::error(message);
-            1
-        }
-    }
+    spec::run(&SPEC, parsed, |arguments| {
+        run(program, arguments).map(|()| 0)
+    })
 }
 
 #[cfg(not(feature = "http"))]

@@ -3,24 +3,10 @@
 use std::ffi::OsString;
 use std::fmt;
 
-use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
-use crate::report;
+use crate::getopt::{Parser, UsageError};
 use crate::server::Failure;
+use crate::spec::Spec;
 use crate::trace::LogFormat;
-
-#[derive(Debug, Clone, Copy)]
-enum Id {
-    Help,
-    Version,
-    Part(Part),
-    CacheBudget,
-    Check,
-    Config,
-    Daemonize,
-    Log,
-    PidFile,
-    State,
-}
 
 /// A kind of part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,161 +21,32 @@ pub(super) enum Part {
     Trace,
 }
 
-const OPTIONS: &[OptionSpec<Id>] = &[
-    OptionSpec::new(Id::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Id::Version, 'V', "version", Takes::Nothing),
-    OptionSpec::new(Id::Part(Part::Trace), 'T', "trace", Takes::Value),
-    OptionSpec::long(Id::Part(Part::Blockdev), "blockdev", Takes::Value),
-    OptionSpec::long(Id::CacheBudget, "cache-budget", Takes::Value),
-    OptionSpec::long(Id::Part(Part::Chardev), "chardev", Takes::Value),
-    OptionSpec::long(Id::Check, "check", Takes::Nothing),
-    OptionSpec::long(Id::Config, "config", Takes::Value),
-    OptionSpec::long(Id::Daemonize, "daemonize", Takes::Nothing),
-    OptionSpec::long(Id::Part(Part::Export), "export", Takes::Value),
-    OptionSpec::long(Id::Log, "log", Takes::Value),
-    OptionSpec::long(Id::Part(Part::Metrics), "metrics", Takes::Value),
-    OptionSpec::long(Id::Part(Part::Monitor), "monitor", Takes::Value),
-    OptionSpec::long(Id::Part(Part::NbdServer), "nbd-server", Takes::Value),
-    OptionSpec::long(Id::Part(Part::Object), "object", Takes::Value),
-    OptionSpec::long(Id::PidFile, "pidfile", Takes::Value),
-    OptionSpec::long(Id::State, "state", Takes::Value),
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
-
-/// What the program is asked to do.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Action {
-    #[default]
-    Run,
-    Help,
-    Version,
-}
-
-/// A part as it was given.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Item {
-    pub(super) part: Part,
-    pub(super) text: String,
-    option: &'static str,
-}
-
-impl fmt::Display for Item {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The data of a secret is no text for messages.
-        match (self.part, self.text.find("data")) {
-            (Part::Object, Some(at)) => write!(f, "--{} {}...", self.option, &self.text[..at]),
-            _ => write!(f, "--{} {}", self.option, self.text),
-        }
+impl Part {
+    /// The part that an option adds.
+    fn of(option: &str) -> Option<Part> {
+        Some(match option {
+            "blockdev" => Part::Blockdev,
+            "chardev" => Part::Chardev,
+            "export" => Part::Export,
+            "nbd-server" => Part::NbdServer,
+            "object" => Part::Object,
+            "metrics" => Part::Metrics,
+            "monitor" => Part::Monitor,
+            "trace" => Part::Trace,
+            _ => return None,
+        })
     }
 }
 
-/// The command line, taken apart.
-#[derive(Debug, Default)]
-pub(super) struct Arguments {
-    pub(super) action: Action,
-    pub(super) items: Vec<Item>,
-    pub(super) daemonize: bool,
-    pub(super) pid_file: Option<String>,
-    /// The file that says what is served.
-    pub(super) config: Option<String>,
-    /// Lines for what happens.
-    pub(super) log: Option<LogFormat>,
-    /// The file that has what was made at run time.
-    pub(super) state: Option<String>,
-    /// Only say what the file of `config` would do.
-    pub(super) check: bool,
-    /// What the caches of all images may take together.
-    pub(super) cache_budget_bytes: Option<u64>,
-}
-
-impl Arguments {
-    pub(super) fn parse(words: Vec<OsString>) -> Result<Arguments, Failure> {
-        let mut arguments = Arguments::default();
-        let mut parser = Parser::new(OPTIONS, words);
-        while let Some((id, value)) = parser.next_option()? {
-            let text = value.unwrap_or_default();
-            match id {
-                Id::Help => arguments.action = Action::Help,
-                Id::Version => arguments.action = Action::Version,
-                Id::CacheBudget => arguments.cache_budget_bytes = Some(parse_budget(&text)?),
-                Id::Check => arguments.check = true,
-                Id::Config if arguments.config.is_some() => {
-                    return Err(Failure::message("--config can only be specified once"));
-                }
-                Id::Config => arguments.config = Some(text),
-                Id::Log => match LogFormat::of(&text) {
-                    Some(format) => arguments.log = Some(format),
-                    None => {
-                        let text = format!("--log is 'text' or 'json', not '{text}'");
-                        return Err(Failure::message(text));
-                    }
-                },
-                Id::State if arguments.state.is_some() => {
-                    return Err(Failure::message("--state can only be specified once"));
-                }
-                Id::State => arguments.state = Some(text),
-                Id::Daemonize => arguments.daemonize = true,
-                Id::PidFile if arguments.pid_file.is_some() => {
-                    return Err(Failure::message("--pidfile can only be specified once"));
-                }
-                Id::PidFile => arguments.pid_file = Some(text),
-                Id::Part(part) => arguments.items.push(Item {
-                    part,
-                    text,
-                    option: option(part),
-                }),
-            }
-            if arguments.action != Action::Run {
-                return Ok(arguments);
-            }
-        }
-        match parser.operands().first() {
-            Some(word) => Err(Failure::message(format!("{word}: Unexpected argument"))),
-            None if arguments.check && arguments.config.is_none() => Err(Failure::message(
-                "--check says what --config FILE would do; name that file",
-            )),
-            None => Ok(arguments),
-        }
-    }
-}
-
-/// The smallest budget that is of any use: it would be reading tables all the time.
-const MIN_CACHE_BUDGET_BYTES: u64 = 1 << 20;
-
-fn parse_budget(text: &str) -> Result<u64, Failure> {
-    match crate::size::parse(text) {
-        Ok(bytes) if bytes >= MIN_CACHE_BUDGET_BYTES => Ok(bytes),
-        _ => Err(Failure::message(format!(
-            "--cache-budget is a size of 1M or more, not '{text}'"
-        ))),
-    }
-}
-
-fn option(part: Part) -> &'static str {
-    match part {
-        Part::Blockdev => "blockdev",
-        Part::Chardev => "chardev",
-        Part::Export => "export",
-        Part::NbdServer => "nbd-server",
-        Part::Object => "object",
-        Part::Metrics => "metrics",
-        Part::Monitor => "monitor",
-        Part::Trace => "trace",
-    }
-}
-
-/// What `--help` prints.
-pub fn help(program: &str) -> String {
-    format!(
-        "Usage: {} [OPTIONS]
+pub const SPEC: Spec = Spec {
+    name: "daemon",
+    about: "Serve the images that options describe (qemu-storage-daemon)",
+    usage: "[OPTIONS]\n",
+    explains: "\
 Opens the images that the options describe and serves them, until a signal, or a client of
 a monitor, ends it.
-
-  -h, --help                 print this text
+",
+    arguments: &["  -h, --help                 print this text
   -V, --version              print the version
   -T, --trace [[enable=]PATTERN][,events=FILE][,file=FILE]
                              write the events of PATTERN, and of those in a file, as they
@@ -256,9 +113,119 @@ How to run:
                              exports, clients, jobs, errors
   --daemonize                go to the background once everything is there
   --pidfile PATH             write the process id to PATH
+"],
+    order: "cache-budget chardev check config metrics monitor",
+    examples: "\
+vellum daemon --blockdev driver=file,node-name=file,filename=disk.qcow2 --blockdev \
+driver=qcow2,node-name=disk,file=file --nbd-server addr.type=unix,addr.path=/run/disk.sock \
+--export nbd,id=one,node-name=disk,writable=on
+  a disk behind a socket
+vellum daemon --config disks.toml --check
+  what a file of disks would do, with the line of each request
+vellum daemon --config disks.toml --state state.json --log json
+  the disks of a file, and what clients make besides; SIGHUP reads the file again
+vellum daemon --metrics unix:/run/disks.sock --metrics localhost:9100 ...
+  commands over the socket, metrics for Prometheus over the port
 ",
-        report::call(program, "daemon")
-    )
+    exits: "\
+0  ended by a signal or a client
+1  an error, which is told
+",
+    ..Spec::EMPTY
+};
+
+/// A part as it was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Item {
+    pub(super) part: Part,
+    pub(super) text: String,
+    option: &'static str,
+}
+
+impl fmt::Display for Item {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The data of a secret is no text for messages.
+        match (self.part, self.text.find("data")) {
+            (Part::Object, Some(at)) => write!(f, "--{} {}...", self.option, &self.text[..at]),
+            _ => write!(f, "--{} {}", self.option, self.text),
+        }
+    }
+}
+
+/// The command line, taken apart.
+#[derive(Debug, Default)]
+pub(super) struct Arguments {
+    pub(super) items: Vec<Item>,
+    pub(super) daemonize: bool,
+    pub(super) pid_file: Option<String>,
+    /// The file that says what is served.
+    pub(super) config: Option<String>,
+    /// Lines for what happens.
+    pub(super) log: Option<LogFormat>,
+    /// The file that has what was made at run time.
+    pub(super) state: Option<String>,
+    /// Only say what the file of `config` would do.
+    pub(super) check: bool,
+    /// What the caches of all images may take together.
+    pub(super) cache_budget_bytes: Option<u64>,
+}
+
+impl Arguments {
+    pub(super) fn parse(words: Vec<OsString>) -> Result<Arguments, Failure> {
+        let mut arguments = Arguments::default();
+        let mut parser = Parser::new(SPEC.options(), words);
+        while let Some((name, text)) = parser.next_option()? {
+            match name {
+                "help" => return Err(UsageError::Help.into()),
+                "version" => return Err(UsageError::Version.into()),
+                "cache-budget" => arguments.cache_budget_bytes = Some(parse_budget(&text)?),
+                "check" => arguments.check = true,
+                "config" if arguments.config.is_some() => {
+                    return Err(Failure::message("--config can only be specified once"));
+                }
+                "config" => arguments.config = Some(text),
+                "log" => match LogFormat::of(&text) {
+                    Some(format) => arguments.log = Some(format),
+                    None => {
+                        let text = format!("--log is 'text' or 'json', not '{text}'");
+                        return Err(Failure::message(text));
+                    }
+                },
+                "state" if arguments.state.is_some() => {
+                    return Err(Failure::message("--state can only be specified once"));
+                }
+                "state" => arguments.state = Some(text),
+                "daemonize" => arguments.daemonize = true,
+                "pidfile" if arguments.pid_file.is_some() => {
+                    return Err(Failure::message("--pidfile can only be specified once"));
+                }
+                "pidfile" => arguments.pid_file = Some(text),
+                option => {
+                    let part = Part::of(option).ok_or_else(|| UsageError::not_taken(option))?;
+                    arguments.items.push(Item { part, text, option });
+                }
+            }
+        }
+        match parser.operands().first() {
+            Some(word) => Err(Failure::message(format!("{word}: Unexpected argument"))),
+            None if arguments.check && arguments.config.is_none() => Err(Failure::message(
+                "--check says what --config FILE would do; name that file",
+            )),
+            None => Ok(arguments),
+        }
+    }
+}
+
+/// The smallest budget that is of any use: it would be reading tables all the time.
+const MIN_CACHE_BUDGET_BYTES: u64 = 1 << 20;
+
+fn parse_budget(text: &str) -> Result<u64, Failure> {
+    match crate::size::parse(text) {
+        Ok(bytes) if bytes >= MIN_CACHE_BUDGET_BYTES => Ok(bytes),
+        _ => Err(Failure::message(format!(
+            "--cache-budget is a size of 1M or more, not '{text}'"
+        ))),
+    }
 }
 
 #[cfg(test)]

@@ -16,6 +16,6 @@ mod program;
 mod service;
 mod state;
 
-pub use arguments::{help, options};
+pub use arguments::SPEC;
 pub use program::main;
 pub(crate) use program::{Program, parse_options};

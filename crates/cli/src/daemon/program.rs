@@ -13,34 +13,23 @@ use vellum_io::{JoinHandle, lane, program, spawn};
 use vellum_options::Options;
 
 use crate::server::{self, Failure, Process, Ready, daemonize};
-use crate::version::version;
 use crate::{hint, report, trace};
 
-use super::arguments::{self, Action, Arguments, Item, Part, options};
+use super::arguments::{Arguments, Item, Part, SPEC};
 use super::config::{self, ConfigFile};
 use super::state::{self, StateFile};
 use super::{part_help, service};
 
 /// Runs the tool and returns its exit code.
-pub fn main(program: &str, args: Vec<OsString>) -> i32 {
-    let done = Arguments::parse(args).and_then(|arguments| match arguments.action {
-        Action::Help => {
-            report::print(arguments::help(program));
+pub fn main(_program: &str, args: Vec<OsString>) -> i32 {
+    let done = Arguments::parse(args).and_then(|arguments| match part_help::asked(&arguments)? {
+        Some(text) => {
+            report::print(text);
             Ok(())
         }
-        Action::Version => {
-            report::print(version(program));
-            Ok(())
-        }
-        Action::Run => match part_help::asked(&arguments)? {
-            Some(text) => {
-                report::print(text);
-                Ok(())
-            }
-            None => start(arguments),
-        },
+        None => start(arguments),
     });
-    Failure::exit_code(done, &options())
+    Failure::exit_code(done, &SPEC)
 }
 
 pub(crate) fn start(arguments: Arguments) -> Result<(), Failure> {

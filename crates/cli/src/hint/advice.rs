@@ -13,7 +13,7 @@ use vellum_graph::probe::{PROBE_BYTES, Probed, probe};
 use vellum_options::similar::closest;
 use vellum_storage::lock::WaitReason;
 
-use crate::getopt::Shape;
+use crate::getopt::OptionSpec;
 use crate::report;
 use crate::size::human;
 use crate::style::{Colour, Style};
@@ -37,8 +37,8 @@ pub fn give(text: &str) {
 static HAS_SHARE: AtomicBool = AtomicBool::new(false);
 
 /// Sets the options of the command that runs; some hints depend on them.
-pub fn know_options(options: &[Shape]) {
-    let has_share = options.iter().any(|shape| shape.short == Some('U'));
+pub fn know_options(options: &[OptionSpec]) {
+    let has_share = options.iter().any(|option| option.short == Some('U'));
     HAS_SHARE.store(has_share, Ordering::Relaxed);
 }
 
@@ -115,10 +115,10 @@ pub fn about_word<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) {
 }
 
 /// An option that does not exist, by what the option parser says of it.
-pub fn about_option(error: impl Display, options: &[Shape]) {
+pub fn about_option(error: impl Display, options: &[OptionSpec]) {
     let error = error.to_string();
     let name = after(&error, "unrecognized option '--").and_then(|word| word.split('=').next());
-    let known = options.iter().filter_map(|shape| shape.long);
+    let known = options.iter().filter_map(|option| option.long);
     if let Some(name) = name.and_then(|name| closest(name, known)) {
         give(&format!("did you mean '--{name}'?"));
     }

@@ -12,42 +12,46 @@ use vellum_io::lane;
 use vellum_options::create_options::{asks_for_help, help_text};
 use vellum_options::{CacheMode, ImageSpec, OpenFlags};
 
-use super::command::{Command, Failure, Outcome, cache_mode, fail, open_failure};
-use super::common::{self, CommonArgs};
+use super::command::{
+    Command, Failure, Outcome, Subcommand, cache_mode, fail, not_taken, open_failure,
+};
 use super::create::add_options;
-use super::help;
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use super::rows::{CACHE, FILENAME, FORMAT, IMAGE_OPTS, OBJECT, PROGRESS, QUIET};
 use crate::progress::{Progress, SharedProgress};
+use crate::spec::{CommonArgs, Spec};
 use crate::{hint, report};
 
 /// Smaller steps of the progress, in percent, are not printed.
 const MIN_STEP_PERCENT: f64 = 1.0;
 
-type Opt = common::Opt<Own>;
-
-#[derive(Debug, Clone, Copy)]
-enum Own {
-    Options,
-    Cache,
-    Force,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    Opt::HELP,
-    Opt::QUIET,
-    Opt::PROGRESS,
-    Opt::FORMAT,
-    Opt::IMAGE_OPTS,
-    Opt::own(Own::Options, 'o', "options", Takes::Value),
-    Opt::own(Own::Cache, 't', "cache", Takes::Value),
-    Opt::own_long(Own::Force, "force", Takes::Nothing),
-    Opt::OBJECT,
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub static AMEND: Subcommand = Subcommand {
+    spec: Spec {
+        name: "amend",
+        about: "Change options of an image",
+        usage: "\
+[-f FMT | --image-opts] [-t CACHE] [--force] [-p] [-q]
+        [--object OBJDEF] -o OPTIONS FILENAME",
+        arguments: &[
+            QUIET,
+            PROGRESS,
+            FORMAT,
+            IMAGE_OPTS,
+            CACHE,
+            "-o, --options OPTIONS  what to change; '-o help' lists it",
+            "--force  do what may lose access to the data",
+            OBJECT,
+            FILENAME,
+        ],
+        examples: "\
+vellum amend -o help -f qcow2
+  what can be changed
+vellum amend -o compat=1.1 disk.qcow2
+  make an image of version 2 one of version 3
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 #[derive(Debug, Default)]
 struct Arguments {
@@ -57,20 +61,17 @@ struct Arguments {
     force: bool,
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let parsed = common::parse(command, OPTIONS, args, |option, value| {
-        match option {
-            Own::Options => add_options(&mut arguments.options, value)?,
-            Own::Cache => arguments.cache = Some(value),
-            Own::Force => arguments.force = true,
+    arguments.common = command.parse(args, |name, value| {
+        match name {
+            "options" => add_options(&mut arguments.options, value)?,
+            "cache" => arguments.cache = Some(value),
+            "force" => arguments.force = true,
+            _ => return not_taken(name),
         }
         Ok(())
     })?;
-    let Some(common) = parsed else {
-        return help::subcommand(command);
-    };
-    arguments.common = common;
     let Some(options) = arguments.options.clone() else {
         return Err(Failure::Usage("Must specify options (-o)".into()));
     };

@@ -17,65 +17,55 @@ use vellum_io::{JoinHandle, lane, spawn};
 use vellum_options::{Aio, CacheMode, OpenFlags};
 
 use super::command::{
-    Command, Failure, MAX_BYTES, Outcome, fail, image_spec, number, one_name, open_failure, size,
+    Command, Failure, MAX_BYTES, Outcome, Subcommand, fail, not_taken, number, one_name,
+    open_failure, size,
 };
-use super::help;
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use super::rows::{CACHE, FORMAT, IMAGE_OPTS, SHARE};
 use crate::report;
+use crate::spec::{CommonArgs, Spec};
 
-#[derive(Debug, Clone, Copy)]
-enum Opt {
-    Help,
-    Quiet,
-    Format,
-    ImageOpts,
-    Cache,
-    Count,
-    Size,
-    Depth,
-    Offset,
-    Step,
-    Aio,
-    Native,
-    Write,
-    Pattern,
-    FlushInterval,
-    NoDrain,
-    ForceShare,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
-    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
-    OptionSpec::long(Opt::ImageOpts, "image-opts", Takes::Nothing),
-    OptionSpec::new(Opt::Cache, 't', "cache", Takes::Value),
-    OptionSpec::new(Opt::Count, 'c', "count", Takes::Value),
-    OptionSpec::new(Opt::Size, 's', "buffer-size", Takes::Value),
-    OptionSpec::new(Opt::Depth, 'd', "depth", Takes::Value),
-    OptionSpec::new(Opt::Offset, 'o', "offset", Takes::Value),
-    OptionSpec::new(Opt::Step, 'S', "step-size", Takes::Value),
-    OptionSpec::new(Opt::Aio, 'i', "aio", Takes::Value),
-    OptionSpec::new(Opt::Native, 'n', "native", Takes::Nothing),
-    OptionSpec::new(Opt::Write, 'w', "write", Takes::Nothing),
-    OptionSpec::long(Opt::Pattern, "pattern", Takes::Value),
-    OptionSpec::long(Opt::FlushInterval, "flush-interval", Takes::Value),
-    OptionSpec::long(Opt::NoDrain, "no-drain", Takes::Nothing),
-    OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub static BENCH: Subcommand = Subcommand {
+    spec: Spec {
+        name: "bench",
+        about: "Time requests on an image",
+        usage: "\
+[-f FMT | --image-opts] [-t CACHE] [-c COUNT] [-d DEPTH]
+        [-o OFFSET] [-s BUFFER_SIZE] [-S STEP_SIZE] [-i AIO] [-n]
+        [-w [--pattern PATTERN] [--flush-interval INTERVAL [--no-drain]]]",
+        arguments: &[
+            "-q, --quiet  accepted and ignored",
+            FORMAT,
+            IMAGE_OPTS,
+            CACHE,
+            "-c, --count COUNT  requests to make (75000)",
+            "-s, --buffer-size BUFFER_SIZE  size of a request (4k)",
+            "-d, --depth DEPTH  requests in flight (64)",
+            "-o, --offset OFFSET  where the first request begins (0)",
+            "-S, --step-size STEP_SIZE  from one request to the next (BUFFER_SIZE)",
+            "-i, --aio AIO  threads, native or io_uring",
+            "-n, --native  the same as --aio native",
+            "-w, --write  write; without it the requests are reads",
+            "--pattern PATTERN  the byte to write (0)",
+            "--flush-interval FLUSH_INTERVAL  flush after so many requests (with -w)",
+            "--no-drain  go on while a flush runs",
+            SHARE,
+        ],
+        closing: "The benchmark that tells what to choose for an image is 'vellum bench'.\n",
+        examples: "\
+vellum img bench -c 10000 -d 32 disk.qcow2
+  10,000 reads in order, 32 at a time
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 /// The largest number that C's `int` holds, which is what QEMU counts with.
 const MAX_INT: u64 = i32::MAX as u64;
 
 #[derive(Debug)]
 struct Arguments {
-    format: Option<String>,
-    image_opts: bool,
+    common: CommonArgs,
     cache: CacheMode,
     count: u64,
     buffer_bytes: u64,
@@ -89,14 +79,12 @@ struct Arguments {
     /// 0: no flushes.
     flush_interval: u64,
     drain: bool,
-    force_share: bool,
 }
 
 impl Default for Arguments {
     fn default() -> Self {
         Arguments {
-            format: None,
-            image_opts: false,
+            common: CommonArgs::default(),
             cache: CacheMode::default(),
             count: 75_000,
             buffer_bytes: 4096,
@@ -108,62 +96,51 @@ impl Default for Arguments {
             pattern: 0,
             flush_interval: 0,
             drain: true,
-            force_share: false,
         }
     }
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let mut parser = command.parser(OPTIONS, args);
-    while let Some((option, value)) = parser.next_option()? {
-        if let Opt::Help = option {
-            return help::subcommand(command);
-        }
-        arguments.take(option, value.unwrap_or_default())?;
-    }
-    let operands = parser.operands();
-    let name = one_name(&operands)?;
+    // QEMU takes `-q` and prints the same.
+    arguments.common = command.parse(args, |name, value| arguments.take(name, value))?;
+    let name = one_name(&arguments.common.operands)?.to_owned();
     if !arguments.write && arguments.flush_interval > 0 {
         return fail("--flush-interval is only available in write tests");
     }
     if arguments.flush_interval > 0 && arguments.flush_interval < arguments.depth {
         return fail("Flush interval can't be smaller than depth");
     }
-    lane::block_on(bench(arguments, name))
+    lane::block_on(bench(arguments, &name))
 }
 
 impl Arguments {
-    fn take(&mut self, option: Opt, value: String) -> Result<(), Failure> {
-        match option {
-            // QEMU takes `-q` and prints the same.
-            Opt::Help | Opt::Quiet => {}
-            Opt::Format => self.format = Some(value),
-            Opt::ImageOpts => self.image_opts = true,
-            Opt::Cache => match CacheMode::parse(&value) {
+    fn take(&mut self, name: &str, value: String) -> Result<(), Failure> {
+        match name {
+            "cache" => match CacheMode::parse(&value) {
                 Some(mode) => self.cache = mode,
                 None => return fail("Invalid cache mode"),
             },
-            Opt::Count => self.count = number("request count", &value, 1, MAX_INT)?,
-            Opt::Size => self.buffer_bytes = size("buffer size", &value, 1, MAX_INT)?,
-            Opt::Depth => self.depth = number("queue depth", &value, 1, MAX_INT)?,
-            Opt::Offset => self.offset_bytes = size("offset", &value, 0, MAX_BYTES)?,
-            Opt::Step => self.step_bytes = size("step size", &value, 0, MAX_INT)?,
-            Opt::Aio => match Aio::parse(&value) {
+            "count" => self.count = number("request count", &value, 1, MAX_INT)?,
+            "buffer-size" => self.buffer_bytes = size("buffer size", &value, 1, MAX_INT)?,
+            "depth" => self.depth = number("queue depth", &value, 1, MAX_INT)?,
+            "offset" => self.offset_bytes = size("offset", &value, 0, MAX_BYTES)?,
+            "step-size" => self.step_bytes = size("step size", &value, 0, MAX_INT)?,
+            "aio" => match Aio::parse(&value) {
                 Some(aio) => self.aio = Some(aio),
                 None => return fail(format!("Invalid aio option: {value}")),
             },
-            Opt::Native => self.aio = Some(Aio::Native),
-            Opt::Write => self.write = true,
-            Opt::Pattern => {
+            "native" => self.aio = Some(Aio::Native),
+            "write" => self.write = true,
+            "pattern" => {
                 let pattern = number("pattern byte", &value, 0, u8::MAX.into())?;
                 self.pattern = pattern as u8;
             }
-            Opt::FlushInterval => {
+            "flush-interval" => {
                 self.flush_interval = number("flush interval", &value, 0, MAX_INT)?;
             }
-            Opt::NoDrain => self.drain = false,
-            Opt::ForceShare => self.force_share = true,
+            "no-drain" => self.drain = false,
+            _ => return not_taken(name),
         }
         Ok(())
     }
@@ -203,12 +180,12 @@ impl Arguments {
 }
 
 async fn bench(mut arguments: Arguments, name: &str) -> Outcome {
-    let spec = image_spec(name, arguments.image_opts, arguments.format.as_deref())?;
+    let spec = arguments.common.image(name)?;
     let flags = OpenFlags {
         writable: arguments.write,
         cache: arguments.cache,
         aio: arguments.aio,
-        force_share: arguments.force_share,
+        force_share: arguments.common.force_share,
         ..OpenFlags::default()
     };
     let opened = open_device(&spec, &flags).await;

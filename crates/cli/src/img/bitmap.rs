@@ -13,51 +13,53 @@ use vellum_options::{ImageSpec, OpenFlags, error_text};
 
 use super::activity::ActivityIndicator;
 use super::command::{
-    Command, Failure, MAX_BYTES, Outcome, fail, image_spec, incomplete, open_failure, size,
+    Command, Failure, MAX_BYTES, Outcome, Subcommand, fail, image_spec, incomplete, not_taken,
+    open_failure, size,
 };
-use super::common::{self, CommonArgs};
-use super::help;
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use super::rows::{FILENAME, FORMAT, IMAGE_OPTS, OBJECT};
+use crate::spec::{CommonArgs, Spec};
 
 /// What stands for the node in messages; QEMU numbers its nodes, and scripts look past
 /// the number.
 const NODE_NAME: &str = "#block100";
 
-type Opt = common::Opt<Own>;
-
-#[derive(Debug, Clone, Copy)]
-enum Own {
-    Add,
-    Remove,
-    Clear,
-    Enable,
-    Disable,
-    Merge,
-    Granularity,
-    SourceFile,
-    SourceFormat,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    Opt::HELP,
-    Opt::FORMAT,
-    Opt::IMAGE_OPTS,
-    Opt::own_long(Own::Add, "add", Takes::Nothing),
-    Opt::own(Own::Granularity, 'g', "granularity", Takes::Value),
-    Opt::own_long(Own::Remove, "remove", Takes::Nothing),
-    Opt::own_long(Own::Clear, "clear", Takes::Nothing),
-    Opt::own_long(Own::Enable, "enable", Takes::Nothing),
-    Opt::own_long(Own::Disable, "disable", Takes::Nothing),
-    Opt::own_long(Own::Merge, "merge", Takes::Value),
-    Opt::own(Own::SourceFile, 'b', "source-file", Takes::Value),
-    Opt::own(Own::SourceFormat, 'F', "source-format", Takes::Value),
-    Opt::OBJECT,
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub static BITMAP: Subcommand = Subcommand {
+    spec: Spec {
+        name: "bitmap",
+        about: "Change the bitmaps of an image",
+        usage: "\
+( --merge SOURCE | --add | --remove | --clear |
+                --enable | --disable ).. [-f FMT | --image-opts]
+        [ -b SRC_FILENAME [-F SOURCE_FMT]] [-g SIZE[KMGTPE]] [--object OBJDEF]
+        FILENAME BITMAP",
+        arguments: &[
+            FORMAT,
+            IMAGE_OPTS,
+            "--add  make BITMAP, which records writes from now on",
+            " -g, --granularity SIZE[KMGTPE]  bytes that a bit of it stands for (the cluster size, \
+             4k to 64k)",
+            "--remove  remove BITMAP",
+            "--clear  forget what BITMAP has recorded",
+            "--enable, --disable  have BITMAP record writes, or not",
+            "--merge SOURCE  add what the bitmap SOURCE has recorded to BITMAP",
+            " -b, --source-file SRC_FILENAME  the image that has SOURCE (FILENAME)",
+            " -F, --source-format SRC_FMT  the format of SRC_FILENAME",
+            OBJECT,
+            FILENAME,
+        ],
+        closing: "What is asked for is done in the order of the command line.\n",
+        examples: "\
+vellum bitmap --add disk.qcow2 daily
+  record writes from now on
+vellum bitmap --merge monday disk.qcow2 week
+  add what one recorded to another
+vellum bitmap --remove disk.qcow2 daily
+  remove it
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 /// One thing to do with the bitmap; done in the order of the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,28 +123,25 @@ impl Arguments {
     }
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let parsed = common::parse(command, OPTIONS, args, |option, value| {
-        match option {
-            Own::Add => arguments.actions.push(Action::Add),
-            Own::Remove => arguments.actions.push(Action::Remove),
-            Own::Clear => arguments.actions.push(Action::Clear),
-            Own::Enable => arguments.actions.push(Action::Enable),
-            Own::Disable => arguments.actions.push(Action::Disable),
-            Own::Merge => arguments.actions.push(Action::Merge(value)),
-            Own::Granularity => {
+    arguments.common = command.parse(args, |name, value| {
+        match name {
+            "add" => arguments.actions.push(Action::Add),
+            "remove" => arguments.actions.push(Action::Remove),
+            "clear" => arguments.actions.push(Action::Clear),
+            "enable" => arguments.actions.push(Action::Enable),
+            "disable" => arguments.actions.push(Action::Disable),
+            "merge" => arguments.actions.push(Action::Merge(value)),
+            "granularity" => {
                 arguments.granularity_bytes = size("granularity", &value, 0, MAX_BYTES)?;
             }
-            Own::SourceFile => arguments.source = Some(value),
-            Own::SourceFormat => arguments.source_format = Some(value),
+            "source-file" => arguments.source = Some(value),
+            "source-format" => arguments.source_format = Some(value),
+            _ => return not_taken(name),
         }
         Ok(())
     })?;
-    let Some(common) = parsed else {
-        return help::subcommand(command);
-    };
-    arguments.common = common;
     arguments.check()?;
     let [file, bitmap] = arguments.common.operands.as_slice() else {
         return incomplete("Expecting filename and bitmap name");

@@ -19,40 +19,64 @@ use vellum_io::error::errno_text;
 use vellum_io::lane;
 use vellum_options::{CacheMode, ImageSpec, OpenFlags, json};
 
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::output::Output;
 use crate::progress::{Progress, SharedProgress};
 use crate::report;
+use crate::spec::{CommonArgs, Spec};
 use crate::terminal::{harmless, quoted};
 
-use super::command::{Command, Failure, Outcome, cache_mode, fail, open_failure, reading};
-use super::common::{self, CommonArgs};
-use super::{help, ova};
+use super::command::{
+    Command, Failure, Outcome, Subcommand, cache_mode, fail, not_taken, open_failure, reading,
+};
+use super::ova;
+use super::rows::{FILENAME, FORMAT, IMAGE_OPTS, OBJECT, OUTPUT, QUIET, SHARE, SOURCE_CACHE};
 
-type Opt = common::Opt<Own>;
-
-#[derive(Debug, Clone, Copy)]
-enum Own {
-    Repair,
-    Cache,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    Opt::HELP,
-    Opt::QUIET,
-    Opt::FORMAT,
-    Opt::IMAGE_OPTS,
-    Opt::OUTPUT,
-    Opt::own(Own::Repair, 'r', "repair", Takes::Value),
-    Opt::own(Own::Cache, 'T', "cache", Takes::Value),
-    Opt::FORCE_SHARE,
-    Opt::OBJECT,
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub static CHECK: Subcommand = Subcommand {
+    spec: Spec {
+        name: "check",
+        about: "Look for damage in an image",
+        usage: "\
+[-f FMT | --image-opts] [-T CACHE_MODE] [-r leaks|all|log|drop-log]
+        [-U] [--output human|json] [--object OBJDEF] FILENAME",
+        arguments: &[
+            QUIET,
+            FORMAT,
+            IMAGE_OPTS,
+            SOURCE_CACHE,
+            SHARE,
+            OUTPUT,
+            "-r, --repair leaks|all|log|drop-log  repair what is lost only, or everything, or \
+             bring back what the write log\n        holds, as the other two do first, or give that \
+             up (excludes --force-share)",
+            OBJECT,
+            FILENAME,
+        ],
+        closing: "\
+Exit codes: 0 sound, 1 the check failed, 2 damaged, 3 leaks only, 63 nothing to check.
+",
+        examples: "\
+vellum check disk.qcow2
+  look only
+vellum check -r leaks disk.qcow2
+  give lost space back
+vellum check -r all disk.qcow2
+  repair what can be repaired; keep a copy before
+vellum check -r log disk.qcow2
+  bring back what the write log holds after a crash
+vellum check -r drop-log disk.qcow2
+  do without the writes in a write log that is lost
+",
+        exits: "\
+0  nothing is wrong, or everything was repaired
+1  the check could not be done to its end
+2  there is damage
+3  clusters are lost, which costs space and nothing else
+63  images of this format cannot be checked
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 /// Exit codes: damage, leaks only, and formats that have nothing to check.
 const CORRUPT: i32 = 2;
@@ -90,19 +114,16 @@ impl Arguments {
     }
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let parsed = common::parse(command, OPTIONS, args, |option, value| {
-        match option {
-            Own::Repair => arguments.repair = Some(repair_of(&value)?),
-            Own::Cache => arguments.cache = cache_mode("source cache", &value)?,
+    arguments.common = command.parse(args, |name, value| {
+        match name {
+            "repair" => arguments.repair = Some(repair_of(&value)?),
+            "cache" => arguments.cache = cache_mode("source cache", &value)?,
+            _ => return not_taken(name),
         }
         Ok(())
     })?;
-    let Some(common) = parsed else {
-        return help::subcommand(command);
-    };
-    arguments.common = common;
     let spec = arguments.common.one_image()?;
     if arguments.repair.is_some() && arguments.common.force_share {
         let message = "force-share=on can only be used with read-only images";

@@ -7,9 +7,9 @@ use vellum_io::lane;
 use vellum_options::{CacheMode, ImageSpec, OpenFlags, error_text};
 
 use super::package_name;
-use crate::getopt::{OptionSpec, Parser, Shape, UsageError};
-use crate::output::UnknownOutput;
+use crate::getopt::UsageError;
 use crate::size::{self, SizeError};
+use crate::spec::{CommonArgs, Spec};
 use crate::{hint, report};
 
 /// A subcommand that is being run.
@@ -22,11 +22,7 @@ pub struct Command<'a> {
 
 /// A subcommand of the image tool.
 pub struct Subcommand {
-    pub name: &'static str,
-    /// What it does, in a line.
-    pub about: &'static str,
-    /// Its options, as completions and manuals show them.
-    pub options: fn() -> Vec<Shape>,
+    pub spec: Spec,
     /// Its work, after its name was read.
     pub run: fn(Command<'_>, Vec<OsString>) -> Outcome,
 }
@@ -34,6 +30,8 @@ pub struct Subcommand {
 /// Why a subcommand did not do its work.
 #[derive(Debug)]
 pub enum Failure {
+    /// Only the help was asked for.
+    Help,
     /// Something that stands by itself.
     Message(String),
     /// A wrong command line; the help is pointed to.
@@ -56,6 +54,7 @@ impl Failure {
     pub fn code(&self) -> i32 {
         match self {
             Failure::WithCode(_, code) => *code,
+            Failure::Help => 0,
             _ => 1,
         }
     }
@@ -63,13 +62,12 @@ impl Failure {
 
 impl From<UsageError> for Failure {
     fn from(error: UsageError) -> Self {
-        Failure::Option(error)
-    }
-}
-
-impl From<UnknownOutput> for Failure {
-    fn from(error: UnknownOutput) -> Self {
-        Failure::Usage(error.to_string())
+        match error {
+            UsageError::Help => Failure::Help,
+            UsageError::Wrong(message) => Failure::Usage(message),
+            UsageError::Object(message) => Failure::Message(message),
+            error => Failure::Option(error),
+        }
     }
 }
 
@@ -83,18 +81,18 @@ impl From<vellum::Error> for Failure {
 pub type Outcome = Result<i32, Failure>;
 
 impl Command<'_> {
-    /// A parser of this subcommand's options.
-    pub fn parser<T: Copy>(
+    /// Reads the words behind the subcommand's name, as [`Spec::parse`] does.
+    pub fn parse(
         &self,
-        options: &'static [OptionSpec<T>],
-        args: Vec<OsString>,
-    ) -> Parser<T> {
-        Parser::new(options, args)
+        words: Vec<OsString>,
+        take: impl FnMut(&'static str, String) -> Result<(), Failure>,
+    ) -> Result<CommonArgs, Failure> {
+        self.subcommand.spec.parse(words, take)
     }
 
     /// The name as it stands after the program's: the short `bench` is a tool of our own.
     pub fn typed(&self) -> &'static str {
-        match self.subcommand.name {
+        match self.subcommand.spec.name {
             "bench" if report::is_own_name(self.program) => "img bench",
             name => name,
         }
@@ -110,6 +108,7 @@ impl Command<'_> {
             ));
         };
         match failure {
+            Failure::Help => {}
             Failure::Message(message) => report::error(message),
             Failure::WithCode(failure, _) => self.report(failure),
             Failure::Incomplete(message) => {
@@ -124,11 +123,16 @@ impl Command<'_> {
             }
             Failure::Option(error) => {
                 report::eprint_line(&format!("{} {}: {error}", self.program, self.typed()));
-                hint::about_option(error, &(self.subcommand.options)());
+                hint::about_option(error, &self.subcommand.spec.options());
                 try_help();
             }
         }
     }
+}
+
+/// The failure of an option that the specification lists and no code takes.
+pub fn not_taken<T>(name: &str) -> Result<T, Failure> {
+    Err(UsageError::not_taken(name).into())
 }
 
 /// A failure that stands by itself.
@@ -236,11 +240,6 @@ fn within(
 
 /// The largest offset and size.
 pub const MAX_BYTES: u64 = i64::MAX as u64;
-
-/// Creates the object that `--object` describes.
-pub fn check_object(text: &str) -> Result<(), Failure> {
-    Ok(crate::object::add(text)?)
-}
 
 /// The cache mode of a name; `what` says whose it is.
 pub fn cache_mode(what: &str, name: &str) -> Result<CacheMode, Failure> {

@@ -13,43 +13,49 @@ use vellum_jobs::commit::{CommitError, CommitOptions, commit};
 use vellum_options::{CacheMode, ImageSpec, OpenFlags, Source, error_text};
 
 use super::command::{
-    Command, Failure, MAX_BYTES, Outcome, cache_mode, fail, install_bulk_lane, one_name,
-    open_failure, size,
+    Command, Failure, MAX_BYTES, Outcome, Subcommand, cache_mode, fail, install_bulk_lane,
+    not_taken, one_name, open_failure, size,
 };
-use super::common::{self, CommonArgs};
 use super::cut_short;
-use super::help;
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use super::rows::{FILENAME, FORMAT, IMAGE_OPTS, OBJECT, PROGRESS, QUIET};
 use crate::progress::{Progress, ProgressReporter};
+use crate::spec::{CommonArgs, Spec};
 use crate::{hint, report};
 
-type Opt = common::Opt<Own>;
-
-#[derive(Debug, Clone, Copy)]
-enum Own {
-    Cache,
-    Drop,
-    Base,
-    Rate,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    Opt::HELP,
-    Opt::QUIET,
-    Opt::PROGRESS,
-    Opt::FORMAT,
-    Opt::IMAGE_OPTS,
-    Opt::own(Own::Cache, 't', "cache", Takes::Value),
-    Opt::own(Own::Drop, 'd', "drop", Takes::Nothing),
-    Opt::own(Own::Base, 'b', "base", Takes::Value),
-    Opt::own(Own::Rate, 'r', "rate", Takes::Value),
-    Opt::OBJECT,
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub static COMMIT: Subcommand = Subcommand {
+    spec: Spec {
+        name: "commit",
+        about: "Write an overlay into its backing file",
+        usage: "\
+[-f FMT | --image-opts] [-t CACHE_MODE] [-b BASE_IMG] [-d]
+        [-r RATE] [--object OBJDEF] FILENAME",
+        arguments: &[
+            QUIET,
+            PROGRESS,
+            FORMAT,
+            IMAGE_OPTS,
+            "-t, --cache CACHE_MODE  cache mode of FILENAME (writeback)",
+            "-d, --drop  do not empty FILENAME afterwards",
+            "-b, --base BASE_IMG  the image of the chain to commit to, instead of the backing file \
+             (implies --drop)",
+            "-r, --rate RATE  bytes a second at most",
+            OBJECT,
+            FILENAME,
+        ],
+        closing: "
+Called vellum, --base must be given, since other images may stand on the file that is changed. If
+it is the backing file of FILENAME, the image is emptied unless there is --drop.
+",
+        examples: "\
+vellum commit overlay.qcow2
+  write an overlay into its backing file, and empty it
+vellum commit -b base.qcow2 overlay.qcow2
+  into one further below; the overlay stays as it is
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 #[derive(Debug)]
 struct Arguments {
@@ -70,7 +76,7 @@ impl Arguments {
     }
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments {
         common: CommonArgs::default(),
         cache: "writeback".to_owned(),
@@ -78,19 +84,16 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         base: None,
         rate_bytes: None,
     };
-    let parsed = common::parse(command, OPTIONS, args, |option, value| {
-        match option {
-            Own::Cache => arguments.cache = value,
-            Own::Drop => arguments.drop = true,
-            Own::Base => arguments.base = Some(value),
-            Own::Rate => arguments.rate_bytes = Some(size("rate limit", &value, 0, MAX_BYTES)?),
+    arguments.common = command.parse(args, |name, value| {
+        match name {
+            "cache" => arguments.cache = value,
+            "drop" => arguments.drop = true,
+            "base" => arguments.base = Some(value),
+            "rate" => arguments.rate_bytes = Some(size("rate limit", &value, 0, MAX_BYTES)?),
+            _ => return not_taken(name),
         }
         Ok(())
     })?;
-    let Some(common) = parsed else {
-        return help::subcommand(command);
-    };
-    arguments.common = common;
     let name = one_name(&arguments.common.operands)?;
     let cache = cache_mode("cache", &arguments.cache)?;
     let spec = arguments.common.image(name)?;

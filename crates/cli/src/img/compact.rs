@@ -13,40 +13,44 @@ use vellum_jobs::job::JobControl;
 use vellum_options::{CacheMode, ImageSpec, OpenFlags, error_text};
 
 use super::command::{
-    Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, open_failure, rate,
+    Command, Failure, Outcome, Subcommand, cache_mode, fail, install_bulk_lane, not_taken,
+    open_failure, rate,
 };
-use super::common::{self, CommonArgs};
-use super::help;
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use super::rows::{CACHE, FILENAME, FORMAT, IMAGE_OPTS, OBJECT, OUTPUT, PROGRESS, QUIET};
 use crate::output::Output;
 use crate::progress::{Progress, SharedProgress};
 use crate::report;
 use crate::size::human;
+use crate::spec::{CommonArgs, Spec};
 
-type Opt = common::Opt<Own>;
-
-#[derive(Debug, Clone, Copy)]
-enum Own {
-    Cache,
-    Rate,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    Opt::HELP,
-    Opt::QUIET,
-    Opt::PROGRESS,
-    Opt::FORMAT,
-    Opt::IMAGE_OPTS,
-    Opt::OUTPUT,
-    Opt::own(Own::Cache, 't', "cache", Takes::Value),
-    Opt::own(Own::Rate, 'r', "rate", Takes::Value),
-    Opt::OBJECT,
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub static COMPACT: Subcommand = Subcommand {
+    spec: Spec {
+        name: "compact",
+        about: "Make an image's file as short as what is allocated in it",
+        usage: "\
+[-f FMT | --image-opts] [-r RATE] [-t CACHE] [--output FMT] [-p] [-q]
+        [--object OBJDEF] FILENAME",
+        arguments: &[
+            QUIET,
+            PROGRESS,
+            FORMAT,
+            IMAGE_OPTS,
+            OUTPUT,
+            CACHE,
+            "-r, --rate RATE  move so many bytes in a second at most",
+            OBJECT,
+            FILENAME,
+        ],
+        examples: "\
+vellum compact disk.qcow2
+  move what lies at its end into gaps, and cut the file there
+vellum ctl compact disk
+  the same of a disk that a daemon serves, while its guest goes on
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 #[derive(Debug, Default)]
 struct Arguments {
@@ -55,19 +59,16 @@ struct Arguments {
     rate_bytes: u64,
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let parsed = common::parse(command, OPTIONS, args, |option, value| {
-        match option {
-            Own::Cache => arguments.cache = cache_mode("cache", &value)?,
-            Own::Rate => arguments.rate_bytes = rate(&value)?,
+    arguments.common = command.parse(args, |name, value| {
+        match name {
+            "cache" => arguments.cache = cache_mode("cache", &value)?,
+            "rate" => arguments.rate_bytes = rate(&value)?,
+            _ => return not_taken(name),
         }
         Ok(())
     })?;
-    let Some(common) = parsed else {
-        return help::subcommand(command);
-    };
-    arguments.common = common;
     let spec = arguments.common.one_image()?;
     install_bulk_lane(arguments.cache.direct)?;
     lane::block_on(open_and_compact(command, &spec, &arguments))

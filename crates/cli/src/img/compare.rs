@@ -11,42 +11,51 @@ use vellum_jobs::compare::{CompareError, CompareOptions, Outcome as Found, Side,
 use vellum_options::CacheMode;
 
 use super::command::{
-    Command, Failure, Outcome, cache_mode, image_spec, install_bulk_lane, open_failure,
-    reading_once,
+    Command, Failure, Outcome, Subcommand, cache_mode, image_spec, install_bulk_lane, not_taken,
+    open_failure, reading_once,
 };
-use super::common::{self, CommonArgs};
-use super::help;
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use super::rows::{OBJECT, PROGRESS, QUIET, SHARE};
 use crate::progress::Progress;
+use crate::spec::{CommonArgs, Spec};
 use crate::{hint, report};
 
-type Opt = common::Opt<Own>;
-
-#[derive(Debug, Clone, Copy)]
-enum Own {
-    FirstFormat,
-    SecondFormat,
-    Strict,
-    Cache,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    Opt::HELP,
-    Opt::QUIET,
-    Opt::PROGRESS,
-    Opt::own(Own::FirstFormat, 'f', "a-format", Takes::Value),
-    Opt::own(Own::SecondFormat, 'F', "b-format", Takes::Value),
-    Opt::IMAGE_OPTS,
-    Opt::own(Own::Strict, 's', "strict", Takes::Nothing),
-    Opt::own(Own::Cache, 'T', "cache", Takes::Value),
-    Opt::FORCE_SHARE,
-    Opt::OBJECT,
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub static COMPARE: Subcommand = Subcommand {
+    spec: Spec {
+        name: "compare",
+        about: "Compare two images",
+        usage: "\
+[--image-opts | [-f FMT] [-F FMT]] [-s]
+        [-T CACHE] [-U] [--object OBJDEF] FILENAME1 FILENAME2",
+        arguments: &[
+            QUIET,
+            PROGRESS,
+            "-f, --a-format FMT  the format of FILENAME1",
+            "-F, --b-format FMT  the format of FILENAME2",
+            "--image-opts  both names are lists of options (excludes --a-format and --b-format)",
+            "-s, --strict  sizes and allocation have to agree too",
+            "-T, --cache CACHE_MODE  cache mode of both (writeback)",
+            SHARE,
+            OBJECT,
+            "FILENAME1, FILENAME2  the images",
+        ],
+        closing: "Exit codes: 0 the same, 1 different, 2 and more: the comparison failed.\n",
+        examples: "\
+vellum compare disk.raw disk.qcow2
+  do both show the same?
+vellum compare -s -f qcow2 -F qcow2 a.qcow2 b.qcow2
+  same sizes and allocation too
+",
+        exits: "\
+0  the images are the same
+1  they differ
+2  one could not be opened
+3  where data lies could not be found out
+4  one could not be read
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 /// Exit codes: the images differ, something is wrong with the command line or
 /// the images, the allocation or the data could not be read.
@@ -63,24 +72,21 @@ struct Arguments {
     cache: CacheMode,
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let parsed = common::parse(command, OPTIONS, args, |option, value| {
-        match option {
-            Own::FirstFormat => arguments.formats[0] = Some(value),
-            Own::SecondFormat => arguments.formats[1] = Some(value),
-            Own::Strict => arguments.strict = true,
-            Own::Cache => {
+    arguments.common = command.parse(args, |name, value| {
+        match name {
+            "a-format" => arguments.formats[0] = Some(value),
+            "b-format" => arguments.formats[1] = Some(value),
+            "strict" => arguments.strict = true,
+            "cache" => {
                 let mode = cache_mode("source cache", &value);
                 arguments.cache = mode.map_err(|failure| failure.with_code(FAILED))?;
             }
+            _ => return not_taken(name),
         }
         Ok(())
     })?;
-    let Some(common) = parsed else {
-        return help::subcommand(command);
-    };
-    arguments.common = common;
     let [first, second] = arguments.common.operands.as_slice() else {
         return Err(Failure::Usage("Expecting two image file names".into()));
     };

@@ -18,11 +18,10 @@ use vellum_options::create_options::{CreateSettings, asks_for_help};
 use vellum_options::{CacheMode, ImageSpec, OpenFlags, error_text};
 
 use super::command::{
-    Command, Failure, Outcome, cache_mode, fail, image_spec, incomplete, install_bulk_lane,
-    open_failure, reading_once,
+    Command, Failure, Outcome, Subcommand, cache_mode, fail, image_spec, incomplete,
+    install_bulk_lane, open_failure, reading_once,
 };
-use super::convert_args::Arguments;
-pub use super::convert_args::options;
+use super::convert_args::{Arguments, SPEC};
 use super::convert_bitmaps;
 use super::convert_onto_source;
 use super::convert_stdin::{self, Input};
@@ -30,18 +29,17 @@ use super::convert_stdout::{self, DASH};
 use super::create::print_option_help;
 use super::cut_short;
 use super::unfinished::Unfinished;
-use super::{help, ova, resume, snapshot};
+use super::{ova, resume, snapshot};
 use crate::progress::{Progress, ProgressReporter};
 use crate::{hint, report};
 
 const DEFAULT_SPARSE_BYTES: u64 = 4096;
 const DEFAULT_PARALLEL: u64 = 8;
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+pub static CONVERT: Subcommand = Subcommand { spec: SPEC, run };
+
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::parse(command, args)?;
-    if arguments.help {
-        return help::subcommand(command);
-    }
     if let Some(text) = &arguments.source_snapshot {
         snapshot::selector(text)?;
     }

@@ -4,92 +4,78 @@ use std::ffi::OsString;
 
 use vellum::qcow2::CompressionOptions;
 
-use super::command::{Command, Failure, check_object, fail, number, size};
+use super::command::{Command, Failure, fail, not_taken, number, size};
 use super::convert_stdin::INPUT_FILE;
 use super::convert_stdout::DASH;
 use super::create::add_options;
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use super::rows::{OBJECT, PROGRESS, QUIET, SHARE};
+use crate::spec::Spec;
 
-#[derive(Debug, Clone, Copy)]
-enum Opt {
-    Help,
-    Quiet,
-    Progress,
-    SourceFormat,
-    SourceImageOpts,
-    SourceSnapshot,
-    SourceCache,
-    TargetFormat,
-    TargetImageOpts,
-    TargetOptions,
-    TargetCache,
-    Compress,
-    Backing,
-    BackingFormat,
-    NoCreate,
-    TargetIsZero,
-    SparseSize,
-    Bitmaps,
-    SkipBrokenBitmaps,
-    ForceShare,
-    Rate,
-    Parallel,
-    CopyRange,
-    Salvage,
-    OutOfOrder,
-    Object,
-    Level,
-    Window,
-    Journal,
-    Reproducible,
-    AcceptMissing,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
-    OptionSpec::new(Opt::Progress, 'p', "progress", Takes::Nothing),
-    OptionSpec::new(Opt::SourceFormat, 'f', "source-format", Takes::Value),
-    OptionSpec::long(Opt::SourceImageOpts, "source-image-opts", Takes::Nothing),
-    OptionSpec::long(Opt::SourceImageOpts, "image-opts", Takes::Nothing),
-    OptionSpec::new(Opt::SourceSnapshot, 'l', "source-snapshot", Takes::Value),
-    OptionSpec::new(Opt::SourceCache, 'T', "source-cache", Takes::Value),
-    OptionSpec::new(Opt::TargetFormat, 'O', "target-format", Takes::Value),
-    OptionSpec::long(Opt::TargetImageOpts, "target-image-opts", Takes::Nothing),
-    OptionSpec::new(Opt::TargetOptions, 'o', "target-options", Takes::Value),
-    OptionSpec::new(Opt::TargetCache, 't', "target-cache", Takes::Value),
-    OptionSpec::new(Opt::Compress, 'c', "compress", Takes::Nothing),
-    OptionSpec::new(Opt::Backing, 'B', "backing", Takes::Value),
-    OptionSpec::new(Opt::BackingFormat, 'F', "backing-format", Takes::Value),
-    OptionSpec::new(Opt::NoCreate, 'n', "no-create", Takes::Nothing),
-    OptionSpec::long(Opt::TargetIsZero, "target-is-zero", Takes::Nothing),
-    OptionSpec::new(Opt::SparseSize, 'S', "sparse-size", Takes::Value),
-    OptionSpec::long(Opt::Bitmaps, "bitmaps", Takes::Nothing),
-    OptionSpec::long(
-        Opt::SkipBrokenBitmaps,
-        "skip-broken-bitmaps",
-        Takes::Nothing,
-    ),
-    OptionSpec::new(Opt::ForceShare, 'U', "force-share", Takes::Nothing),
-    OptionSpec::new(Opt::Rate, 'r', "rate", Takes::Value),
-    OptionSpec::new(Opt::Parallel, 'm', "parallel", Takes::Value),
-    OptionSpec::new(Opt::CopyRange, 'C', "copy-range-offloading", Takes::Nothing),
-    OptionSpec::long(Opt::Salvage, "salvage", Takes::Nothing),
-    OptionSpec::new(Opt::OutOfOrder, 'W', "oob-writes", Takes::Nothing),
-    OptionSpec::long(Opt::Object, "object", Takes::Value),
-    // Ours. No option of QEMU's begins like them but --rate, whose abbreviation --r has become
-    // ambiguous; the others stay what they are.
-    OptionSpec::long(Opt::Level, "level", Takes::Value),
-    OptionSpec::long(Opt::Window, "window", Takes::Value),
-    OptionSpec::long(Opt::Journal, "journal", Takes::Nothing),
-    OptionSpec::long(Opt::Reproducible, "reproducible", Takes::Nothing),
-    OptionSpec::long(Opt::AcceptMissing, "accept-missing", Takes::Nothing),
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub const SPEC: Spec = Spec {
+    name: "convert",
+    about: "Copy images to a new one",
+    usage: "\
+[-f SRC_FMT|--image-opts] [-T SRC_CACHE] [--bitmaps [--skip-broken-bitmaps]]
+        [-o TGT_OPTS|--target-image-opts] [-t TGT_CACHE] [-n]
+        [-B BACKING_FILENAME [-F BACKING_FMT]]
+        SRC_FILENAME [SRC_FILENAME2 [...]] TGT_FILENAME",
+    arguments: &[
+        QUIET,
+        PROGRESS,
+        "-f, --source-format SRC_FMT  the format of the sources",
+        "--source-image-opts  the sources are lists of options (excludes --source-format)",
+        "--image-opts  the same",
+        "-l, --source-snapshot SNAPSHOT_PARAMS  copy this snapshot of the source",
+        "-T, --source-cache SRC_CACHE  cache mode of the sources (writeback)",
+        "-O, --target-format TGT_FMT  the format of the target (raw)",
+        "--target-image-opts  the target is a list of options (with -n; excludes \
+             --target-format)",
+        "-o, --target-options TGT_OPTS  options of the target's format; '-o help' lists them",
+        "-c, --compress  compress the target (qcow2)",
+        "-t, --target-cache TGT_CACHE  cache mode of the target (unsafe)",
+        "-B, --backing BACKING_FILENAME  the target's backing file",
+        "-F, --backing-format BACKING_FMT  the format of BACKING_FILENAME",
+        "-n, --no-create  write into a target that exists",
+        "--target-is-zero  the target reads as zeroes already (with -n)",
+        "-S, --sparse-size SPARSE_SIZE  runs of zeroes from this length on are not written \
+             (4k)",
+        "--bitmaps  copy the bitmaps too",
+        "--skip-broken-bitmaps  leave out those whose content is lost (with --bitmaps)",
+        SHARE,
+        "-r, --rate RATE  bytes a second at most",
+        "-m, --parallel NUM_COROUTINES  requests in flight, 1 to 16 (8)",
+        "-C, --copy-range-offloading  let the host copy where it can",
+        "--salvage  take what cannot be read as zeroes",
+        "-W, --oob-writes  write in any order",
+        "--level LEVEL  how hard -c tries, 1 to 22; zlib knows 12",
+        "--window 4k|32k  how far -c with zlib looks back (32k)",
+        "--journal  keep a journal beside the target, and go on where an interrupted copy \
+             with\n        the same arguments has ended",
+        "--reproducible  the same content and options give the same bytes, whatever the \
+             machine does",
+        "--accept-missing  copy zeroes for what a source lacks whose file was cut short",
+        OBJECT,
+        "SRC_FILENAME  a source",
+        "TGT_FILENAME  the target",
+    ],
+    closing: "\
+Called vellum, a target '-' is standard output (qcow2 or raw), and a source '-' standard
+input (raw, or any format if it is a file).
+",
+    examples: "\
+vellum convert -p -O qcow2 disk.raw disk.qcow2
+  a raw image to a qcow2 one, with a progress bar
+vellum convert -c -O qcow2 disk.qcow2 small.qcow2
+  compressed
+vellum convert -O qcow2 overlay.qcow2 whole.qcow2
+  a chain as one image
+vellum convert --journal -O qcow2 huge.raw huge.qcow2
+  killed? the same line again goes on
+vellum convert -O qcow2 disk.raw - | ssh host 'cat > disk.qcow2'
+  into a pipe
+",
+    ..Spec::EMPTY
+};
 
 const SECTOR_BYTES: u64 = 512;
 const MAX_SPARSE_BYTES: u64 = 16 << 20;
@@ -100,7 +86,6 @@ const MAX_LEVEL: u64 = 22;
 /// What `convert` was asked for.
 #[derive(Debug, Default)]
 pub struct Arguments {
-    pub help: bool,
     pub quiet: bool,
     pub progress: bool,
     pub source_format: Option<String>,
@@ -139,55 +124,51 @@ impl Arguments {
     /// Reads the command line.
     pub fn parse(command: Command<'_>, words: Vec<OsString>) -> Result<Arguments, Failure> {
         let mut arguments = Arguments::default();
-        let mut parser = command.parser(OPTIONS, words);
-        while let Some((option, value)) = parser.next_option()? {
-            arguments.take(option, value.unwrap_or_default())?;
-            if arguments.help {
-                return Ok(arguments);
-            }
-        }
-        arguments.names = parser.operands();
-        Ok(arguments)
+        let common = command.parse(words, |name, value| arguments.take(name, value))?;
+        Ok(Arguments {
+            quiet: common.quiet,
+            progress: common.progress,
+            force_share: common.force_share,
+            source_image_opts: arguments.source_image_opts || common.image_opts,
+            names: common.operands,
+            ..arguments
+        })
     }
 
-    fn take(&mut self, option: Opt, value: String) -> Result<(), Failure> {
-        match option {
-            Opt::Help => self.help = true,
-            Opt::Quiet => self.quiet = true,
-            Opt::Progress => self.progress = true,
-            Opt::SourceFormat => self.source_format = Some(value),
-            Opt::SourceImageOpts => self.source_image_opts = true,
-            Opt::SourceSnapshot => self.source_snapshot = Some(value),
-            Opt::SourceCache => self.source_cache = Some(value),
-            Opt::TargetFormat => self.target_format = Some(value),
-            Opt::TargetImageOpts => self.target_image_opts = true,
-            Opt::TargetOptions => add_options(&mut self.target_options, value)?,
-            Opt::TargetCache => self.target_cache = Some(value),
-            Opt::Compress => self.compress = true,
-            Opt::Backing => self.backing = Some(value),
-            Opt::BackingFormat => self.backing_format = Some(value),
-            Opt::NoCreate => self.no_create = true,
-            Opt::TargetIsZero => self.target_is_zero = true,
-            Opt::SparseSize => self.sparse_bytes = Some(sparse_size(&value)?),
-            Opt::Bitmaps => self.bitmaps = true,
-            Opt::SkipBrokenBitmaps => self.skip_broken_bitmaps = true,
-            Opt::ForceShare => self.force_share = true,
-            Opt::Rate => self.rate_bytes = Some(size("rate limit", &value, 0, u64::MAX)?),
-            Opt::Parallel => {
+    fn take(&mut self, name: &str, value: String) -> Result<(), Failure> {
+        match name {
+            "source-format" => self.source_format = Some(value),
+            "source-image-opts" => self.source_image_opts = true,
+            "source-snapshot" => self.source_snapshot = Some(value),
+            "source-cache" => self.source_cache = Some(value),
+            "target-format" => self.target_format = Some(value),
+            "target-image-opts" => self.target_image_opts = true,
+            "target-options" => add_options(&mut self.target_options, value)?,
+            "target-cache" => self.target_cache = Some(value),
+            "compress" => self.compress = true,
+            "backing" => self.backing = Some(value),
+            "backing-format" => self.backing_format = Some(value),
+            "no-create" => self.no_create = true,
+            "target-is-zero" => self.target_is_zero = true,
+            "sparse-size" => self.sparse_bytes = Some(sparse_size(&value)?),
+            "bitmaps" => self.bitmaps = true,
+            "skip-broken-bitmaps" => self.skip_broken_bitmaps = true,
+            "rate" => self.rate_bytes = Some(size("rate limit", &value, 0, u64::MAX)?),
+            "parallel" => {
                 self.parallel = Some(number("number of coroutines", &value, 1, MAX_PARALLEL)?);
             }
-            Opt::CopyRange => self.copy_range = true,
-            Opt::Salvage => self.salvage = true,
-            Opt::OutOfOrder => self.out_of_order = true,
-            Opt::Object => check_object(&value)?,
-            Opt::Level => {
+            "copy-range-offloading" => self.copy_range = true,
+            "salvage" => self.salvage = true,
+            "oob-writes" => self.out_of_order = true,
+            "level" => {
                 let level = number("compression level", &value, 1, MAX_LEVEL)?;
                 self.compression.level = Some(level as u32);
             }
-            Opt::Journal => self.journal = true,
-            Opt::Reproducible => self.reproducible = true,
-            Opt::AcceptMissing => self.accept_missing = true,
-            Opt::Window => self.compression.small_window = small_window(&value)?,
+            "journal" => self.journal = true,
+            "reproducible" => self.reproducible = true,
+            "accept-missing" => self.accept_missing = true,
+            "window" => self.compression.small_window = small_window(&value)?,
+            _ => return not_taken(name),
         }
         Ok(())
     }

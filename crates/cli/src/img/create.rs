@@ -9,38 +9,42 @@ use vellum_options::create_options::{asks_for_help, help_text, is_option_list};
 use vellum_options::error_text;
 
 use super::activity::{ActivityIndicator, Growth};
-use super::command::{Command, Failure, MAX_BYTES, Outcome, check_object, fail, size};
-use super::help;
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use super::command::{Command, Failure, MAX_BYTES, Outcome, Subcommand, fail, not_taken, size};
+use super::rows::{OBJECT, QUIET};
+use crate::spec::Spec;
 use crate::{hint, report};
 
-#[derive(Debug, Clone, Copy)]
-enum Opt {
-    Help,
-    Quiet,
-    Format,
-    Options,
-    Backing,
-    BackingFormat,
-    Unsafe,
-    Object,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
-    OptionSpec::new(Opt::Format, 'f', "format", Takes::Value),
-    OptionSpec::new(Opt::Options, 'o', "options", Takes::Value),
-    OptionSpec::new(Opt::Backing, 'b', "backing", Takes::Value),
-    OptionSpec::new(Opt::BackingFormat, 'F', "backing-format", Takes::Value),
-    OptionSpec::new(Opt::Unsafe, 'u', "backing-unsafe", Takes::Nothing),
-    OptionSpec::long(Opt::Object, "object", Takes::Value),
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub static CREATE: Subcommand = Subcommand {
+    spec: Spec {
+        name: "create",
+        about: "Make a new image",
+        usage: "\
+[-f FMT] [-o FMT_OPTS] [-b BACKING_FILENAME [-F BACKING_FMT]]
+        [--object OBJDEF] [-u] FILENAME [SIZE[bkKMGTPE]]",
+        arguments: &[
+            QUIET,
+            "-f, --format FMT  the format of the image (raw)",
+            "-o, --options FMT_OPTS  options of the format; '-o help' lists them",
+            "-b, --backing BACKING_FILENAME  the backing file",
+            "-F, --backing-format BACKING_FMT  the format of BACKING_FILENAME",
+            "-u, --backing-unsafe  do not look at the backing file",
+            OBJECT,
+            "FILENAME  the new image; what is there is lost",
+            "SIZE  bytes, or with a suffix k, M, G, T, P or E (powers of 1024);\n        the \
+             backing file's size if there is one",
+        ],
+        examples: "\
+vellum create -f qcow2 disk.qcow2 20G
+  an empty disk, which grows as it is written
+vellum create -f qcow2 -b disk.qcow2 -F qcow2 overlay.qcow2
+  an overlay: changes go there, the backing file stays as it is
+vellum create -f qcow2 -o help
+  what -o takes
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 /// Adds one `-o` text to those before it.
 pub fn add_options(all: &mut Option<String>, text: String) -> Result<(), Failure> {
@@ -74,27 +78,21 @@ pub fn print_option_help(format: &str, filename: Option<&str>) -> Outcome {
     Ok(0)
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
-    let mut request = CreateRequest {
-        format: "raw".to_owned(),
-        ..CreateRequest::default()
-    };
-    let (mut quiet, mut is_named) = (false, false);
-    let mut parser = command.parser(OPTIONS, args);
-    while let Some((option, value)) = parser.next_option()? {
-        let value = value.unwrap_or_default();
-        match option {
-            Opt::Help => return help::subcommand(command),
-            Opt::Quiet => quiet = true,
-            Opt::Format => (request.format, is_named) = (value, true),
-            Opt::Options => add_options(&mut request.options, value)?,
-            Opt::Backing => request.backing = Some(value),
-            Opt::BackingFormat => request.backing_format = Some(value),
-            Opt::Unsafe => request.unchecked_backing = true,
-            Opt::Object => check_object(&value)?,
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+    let mut request = CreateRequest::default();
+    let common = command.parse(args, |name, value| {
+        match name {
+            "options" => add_options(&mut request.options, value)?,
+            "backing" => request.backing = Some(value),
+            "backing-format" => request.backing_format = Some(value),
+            "backing-unsafe" => request.unchecked_backing = true,
+            _ => return not_taken(name),
         }
-    }
-    let mut operands = parser.operands().into_iter();
+        Ok(())
+    })?;
+    let is_named = common.format.is_some();
+    request.format = common.format.unwrap_or_else(|| "raw".to_owned());
+    let mut operands = common.operands.into_iter();
     let filename = operands.next();
     if request.options.as_deref().is_some_and(asks_for_help) {
         return print_option_help(&request.format, filename.as_deref());
@@ -110,7 +108,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     if let Some(extra) = operands.next() {
         return Err(Failure::Usage(format!("Unexpected argument: {extra}")));
     }
-    let code = lane::block_on(make(command, &request, quiet))?;
+    let code = lane::block_on(make(command, &request, common.quiet))?;
     if !is_named {
         hint::about_raw(&request.filename, "-f");
     }

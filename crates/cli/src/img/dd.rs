@@ -11,38 +11,45 @@ use vellum_jobs::copy::{CopyError, CopyOptions, Step, copy};
 use vellum_options::{CacheMode, ImageSpec, OpenFlags, error_text};
 
 use super::command::{
-    Command, Failure, MAX_BYTES, Outcome, fail, incomplete, install_bulk_lane, number,
-    open_failure, reading_once, size,
+    Command, Failure, MAX_BYTES, Outcome, Subcommand, fail, incomplete, install_bulk_lane,
+    not_taken, number, open_failure, reading_once, size,
 };
-use super::common::{self, CommonArgs};
 use super::convert_onto_source;
 use super::convert_stdout;
 use super::cut_short;
-use super::help;
+use super::rows::{OBJECT, SHARE};
 use super::unfinished::Unfinished;
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::progress::ProgressReporter;
+use crate::spec::{CommonArgs, Spec};
 use crate::{hint, report};
 
-type Opt = common::Opt<OutputFormat>;
-
-/// `-O`
-#[derive(Debug, Clone, Copy)]
-struct OutputFormat;
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    Opt::HELP,
-    Opt::FORMAT,
-    Opt::IMAGE_OPTS,
-    Opt::own(OutputFormat, 'O', "output-format", Takes::Value),
-    Opt::FORCE_SHARE,
-    Opt::OBJECT,
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub static DD: Subcommand = Subcommand {
+    spec: Spec {
+        name: "dd",
+        about: "Copy blocks of an image",
+        usage: "\
+[-f FMT|--image-opts] [-O OUTPUT_FMT] [-U]
+        [bs=BLOCK_SIZE] [count=BLOCKS] [skip=BLOCKS] if=INPUT of=OUTPUT",
+        arguments: &[
+            "-f, --format FMT  the format of INPUT",
+            "--image-opts  INPUT is a list of options, not a name (excludes --format)",
+            "-O, --output-format OUTPUT_FMT  the format of OUTPUT (raw)",
+            SHARE,
+            OBJECT,
+            "bs=BLOCK_SIZE[kKMGTP]  the size of a block (512)",
+            "count=COUNT  blocks to copy (all)",
+            "skip=COUNT  blocks of INPUT to leave out",
+            "if=INPUT  the image to read",
+            "of=OUTPUT  the image to make",
+        ],
+        examples: "\
+vellum dd -O raw bs=1M count=1 if=disk.qcow2 of=first.raw
+  the first MiB of a disk
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 const DEFAULT_BLOCK_BYTES: u64 = 512;
 const MAX_BLOCK_BYTES: u64 = i32::MAX as u64;
@@ -58,7 +65,7 @@ struct Arguments {
     skip: u64,
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments {
         common: CommonArgs::default(),
         output_format: "raw".to_owned(),
@@ -68,13 +75,13 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         count: None,
         skip: 0,
     };
-    let parsed = common::parse(command, OPTIONS, args, |OutputFormat, value| {
-        arguments.output_format = value;
-        Ok(())
+    let mut common = command.parse(args, |name, value| match name {
+        "output-format" => {
+            arguments.output_format = value;
+            Ok(())
+        }
+        _ => not_taken(name),
     })?;
-    let Some(mut common) = parsed else {
-        return help::subcommand(command);
-    };
     for operand in std::mem::take(&mut common.operands) {
         take_operand(&mut arguments, &operand)?;
     }

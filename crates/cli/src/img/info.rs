@@ -8,38 +8,45 @@ use vellum::ErrorKind;
 use vellum_io::lane;
 use vellum_options::{ImageSpec, error_text, filename, json};
 
-use super::command::{Command, Failure, Outcome, open_failure};
-use super::common::{self, CommonArgs};
+use super::command::{Command, Failure, Outcome, Subcommand, not_taken, open_failure};
 use super::describe::{Description, describe};
-use super::help;
 use super::human;
 use super::ova;
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use super::rows::{FILENAME, FORMAT, IMAGE_OPTS, OBJECT, OUTPUT, SHARE};
 use crate::output::Output;
 use crate::report;
+use crate::spec::{CommonArgs, Spec};
 use crate::terminal::quoted;
 
-type Opt = common::Opt<Own>;
-
-#[derive(Debug, Clone, Copy)]
-enum Own {
-    Chain,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    Opt::HELP,
-    Opt::FORMAT,
-    Opt::IMAGE_OPTS,
-    Opt::own(Own::Chain, 'b', "backing-chain", Takes::Nothing),
-    Opt::OUTPUT,
-    Opt::FORCE_SHARE,
-    Opt::OBJECT,
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub static INFO: Subcommand = Subcommand {
+    spec: Spec {
+        name: "info",
+        about: "Tell about an image",
+        usage: "\
+[-f FMT | --image-opts] [-b] [-U] [--object OBJDEF]
+        [--output human|json] FILENAME",
+        arguments: &[
+            FORMAT,
+            IMAGE_OPTS,
+            "-b, --backing-chain  tell about the backing files too",
+            SHARE,
+            OBJECT,
+            OUTPUT,
+            FILENAME,
+        ],
+        order: "output object",
+        examples: "\
+vellum info disk.qcow2
+  format, size, what it takes, snapshots
+vellum info --backing-chain overlay.qcow2
+  all images that it stands on; a broken chain as far as it goes, and how to mend it
+vellum info -U --output=json disk.qcow2
+  for a program, while a machine uses it
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 #[derive(Debug, Default)]
 struct Arguments {
@@ -47,16 +54,15 @@ struct Arguments {
     chain: bool,
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let parsed = common::parse(command, OPTIONS, args, |Own::Chain, _| {
-        arguments.chain = true;
-        Ok(())
+    arguments.common = command.parse(args, |name, _| match name {
+        "backing-chain" => {
+            arguments.chain = true;
+            Ok(())
+        }
+        _ => not_taken(name),
     })?;
-    let Some(common) = parsed else {
-        return help::subcommand(command);
-    };
-    arguments.common = common;
     let spec = arguments.common.one_image()?;
     // A handful of small reads: worker threads start faster than a ring.
     let options = lane::LaneOptions {

@@ -11,36 +11,41 @@ use vellum_io::lane;
 use vellum_jobs::map::{MapEntry, map};
 use vellum_options::{CacheMode, ImageSpec};
 
-use super::command::{Command, Failure, MAX_BYTES, Outcome, open_failure, reading, size};
-use super::common::{self, CommonArgs};
-use super::help;
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use super::command::{
+    Command, Failure, MAX_BYTES, Outcome, Subcommand, not_taken, open_failure, reading, size,
+};
+use super::rows::{FILENAME, FORMAT, IMAGE_OPTS, OBJECT, OUTPUT, SHARE};
 use crate::output::Output;
 use crate::report;
+use crate::spec::{CommonArgs, Spec};
 
-type Opt = common::Opt<Own>;
-
-#[derive(Debug, Clone, Copy)]
-enum Own {
-    Start,
-    Length,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    Opt::HELP,
-    Opt::FORMAT,
-    Opt::IMAGE_OPTS,
-    Opt::OUTPUT,
-    Opt::own(Own::Start, 's', "start-offset", Takes::Value),
-    Opt::own(Own::Length, 'l', "max-length", Takes::Value),
-    Opt::FORCE_SHARE,
-    Opt::OBJECT,
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub static MAP: Subcommand = Subcommand {
+    spec: Spec {
+        name: "map",
+        about: "Tell where the parts of an image lie",
+        usage: "\
+[-f FMT | --image-opts] [--object OBJDEF] [--output human|json]
+        [--start-offset OFFSET] [--max-length LENGTH] [-U] FILENAME",
+        arguments: &[
+            FORMAT,
+            IMAGE_OPTS,
+            "-s, --start-offset OFFSET  where to begin",
+            "-l, --max-length LENGTH  how far to go",
+            OUTPUT,
+            SHARE,
+            OBJECT,
+            FILENAME,
+        ],
+        examples: "\
+vellum map disk.qcow2
+  which parts hold data, and in which file
+vellum map --output=json overlay.qcow2
+  for a program, with zeroes and depth
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 #[derive(Debug, Default)]
 struct Arguments {
@@ -49,21 +54,18 @@ struct Arguments {
     length_bytes: Option<u64>,
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let parsed = common::parse(command, OPTIONS, args, |option, value| {
-        match option {
-            Own::Start => arguments.start_bytes = size("start offset", &value, 0, MAX_BYTES)?,
-            Own::Length => {
+    arguments.common = command.parse(args, |name, value| {
+        match name {
+            "start-offset" => arguments.start_bytes = size("start offset", &value, 0, MAX_BYTES)?,
+            "max-length" => {
                 arguments.length_bytes = Some(size("max length", &value, 0, MAX_BYTES)?);
             }
+            _ => return not_taken(name),
         }
         Ok(())
     })?;
-    let Some(common) = parsed else {
-        return help::subcommand(command);
-    };
-    arguments.common = common;
     let spec = arguments.common.one_image()?;
     lane::block_on(print_map(&spec, &arguments))
 }

@@ -9,41 +9,47 @@ use vellum_images::measure::{Measure, MeasureSource, measure, settings};
 use vellum_io::lane;
 use vellum_options::{CacheMode, json};
 
-use super::command::{Command, MAX_BYTES, Outcome, fail, incomplete, open_failure, reading, size};
-use super::common::{self, CommonArgs};
+use super::command::{
+    Command, MAX_BYTES, Outcome, Subcommand, fail, incomplete, not_taken, open_failure, reading,
+    size,
+};
 use super::create::add_options;
-use super::{help, snapshot};
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use super::rows::{FORMAT, IMAGE_OPTS, OBJECT, OUTPUT, SHARE};
+use super::snapshot;
 use crate::output::Output;
 use crate::report;
+use crate::spec::{CommonArgs, Spec};
 
-type Opt = common::Opt<Own>;
-
-#[derive(Debug, Clone, Copy)]
-enum Own {
-    TargetFormat,
-    Options,
-    Size,
-    Snapshot,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    Opt::HELP,
-    Opt::FORMAT,
-    Opt::IMAGE_OPTS,
-    Opt::own(Own::TargetFormat, 'O', "target-format", Takes::Value),
-    Opt::own(Own::Options, 'o', "options", Takes::Value),
-    Opt::OUTPUT,
-    Opt::own(Own::Size, 's', "size", Takes::Value),
-    Opt::own(Own::Snapshot, 'l', "snapshot", Takes::Value),
-    Opt::FORCE_SHARE,
-    Opt::OBJECT,
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub static MEASURE: Subcommand = Subcommand {
+    spec: Spec {
+        name: "measure",
+        about: "Tell what a copy would take",
+        usage: "\
+[-f FMT|--image-opts] [-o OPTIONS] [-O OUTPUT_FMT]
+       [--output OFMT] [--object OBJDEF] [-l SNAPSHOT_PARAM]
+       (--size SIZE | FILENAME)",
+        arguments: &[
+            "-O, --target-format FMT  the format of the copy (raw)",
+            "-o, --options OPTIONS  options of that format",
+            "-s, --size SIZE  an image of this size, without content",
+            "FILENAME  the image that would be copied",
+            FORMAT,
+            IMAGE_OPTS,
+            "-l, --snapshot SNAPSHOT  its state in this snapshot",
+            OUTPUT,
+            SHARE,
+            OBJECT,
+        ],
+        examples: "\
+vellum measure -O qcow2 disk.raw
+  what a copy would take
+vellum measure -O qcow2 --size 1T
+  what an empty disk would
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 #[derive(Debug, Default)]
 struct Arguments {
@@ -54,21 +60,18 @@ struct Arguments {
     snapshot: Option<SnapshotSelector>,
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let parsed = common::parse(command, OPTIONS, args, |option, value| {
-        match option {
-            Own::TargetFormat => arguments.target_format = Some(value),
-            Own::Options => add_options(&mut arguments.options, value)?,
-            Own::Size => arguments.size_bytes = Some(size("image size", &value, 0, MAX_BYTES)?),
-            Own::Snapshot => arguments.snapshot = Some(snapshot::selector(&value)?),
+    arguments.common = command.parse(args, |name, value| {
+        match name {
+            "target-format" => arguments.target_format = Some(value),
+            "options" => add_options(&mut arguments.options, value)?,
+            "size" => arguments.size_bytes = Some(size("image size", &value, 0, MAX_BYTES)?),
+            "snapshot" => arguments.snapshot = Some(snapshot::selector(&value)?),
+            _ => return not_taken(name),
         }
         Ok(())
     })?;
-    let Some(common) = parsed else {
-        return help::subcommand(command);
-    };
-    arguments.common = common;
     let operands = &arguments.common.operands;
     if operands.len() > 1 {
         return incomplete("At most one filename argument is allowed.");

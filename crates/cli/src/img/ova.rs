@@ -9,11 +9,11 @@ use vellum_graph::ova::{self, Package, VirtualDisk};
 use vellum_options::{ImageSpec, error_text, json as control_json};
 
 use super::command::{Failure, Outcome, fail, open_failure};
-use super::common::CommonArgs;
 use super::package_name;
 use crate::output::Output;
 use crate::report;
 use crate::size::human;
+use crate::spec::CommonArgs;
 use crate::terminal::harmless;
 
 /// The path of the package that the command line means as a whole, if it does.

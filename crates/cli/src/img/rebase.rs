@@ -16,48 +16,51 @@ use vellum_jobs::rebase::{RebaseOptions, rebase};
 use vellum_options::{CacheMode, ImageSpec, OpenFlags, error_text};
 
 use super::command::{
-    Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, one_name, open_failure,
+    Command, Failure, Outcome, Subcommand, cache_mode, fail, install_bulk_lane, not_taken,
+    one_name, open_failure,
 };
-use super::common::{self, CommonArgs};
 use super::cut_short;
-use super::help;
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use super::rows::{CACHE, FILENAME, FORMAT, IMAGE_OPTS, OBJECT, PROGRESS, QUIET, SHARE};
 use crate::hint;
 use crate::progress::{Progress, ProgressReporter};
 use crate::report;
+use crate::spec::{CommonArgs, Spec};
 
-type Opt = common::Opt<Own>;
-
-#[derive(Debug, Clone, Copy)]
-enum Own {
-    Cache,
-    Backing,
-    BackingFormat,
-    BackingCache,
-    Unsafe,
-    Compress,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    Opt::HELP,
-    Opt::QUIET,
-    Opt::PROGRESS,
-    Opt::FORMAT,
-    Opt::IMAGE_OPTS,
-    Opt::own(Own::Cache, 't', "cache", Takes::Value),
-    Opt::own(Own::Backing, 'b', "backing", Takes::Value),
-    Opt::own(Own::BackingFormat, 'F', "backing-format", Takes::Value),
-    Opt::own(Own::BackingCache, 'T', "backing-cache", Takes::Value),
-    Opt::own(Own::Unsafe, 'u', "backing-unsafe", Takes::Nothing),
-    Opt::own(Own::Compress, 'c', "compress", Takes::Nothing),
-    Opt::FORCE_SHARE,
-    Opt::OBJECT,
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub static REBASE: Subcommand = Subcommand {
+    spec: Spec {
+        name: "rebase",
+        about: "Change the backing file of an image",
+        usage: "\
+[-f FMT | --image-opts] [-t CACHE] [-q] [-U] [-p]
+        [-b BACKING_FILENAME [-F BACKING_FMT] [-T BACKING_CACHE]] [-u]
+        [--object OBJDEF] [-c] FILENAME",
+        arguments: &[
+            QUIET,
+            PROGRESS,
+            FORMAT,
+            IMAGE_OPTS,
+            CACHE,
+            "-b, --backing BACKING_FILENAME|\"\"  the new backing file, or none",
+            "-F, --backing-format BACKING_FMT  the format of BACKING_FILENAME",
+            "-T, --backing-cache CACHE  cache mode of the backing files (writeback)",
+            "-u, --backing-unsafe  change the name only; nothing is read or copied",
+            "-c, --compress  compress what is copied",
+            SHARE,
+            OBJECT,
+            FILENAME,
+        ],
+        examples: "\
+vellum rebase -b new.qcow2 -F qcow2 overlay.qcow2
+  another backing file; what it lacks is copied into the overlay
+vellum rebase -u -b /new/place/base.qcow2 -F qcow2 overlay.qcow2
+  the same one at another place: only the name is changed
+vellum rebase -b '' overlay.qcow2
+  none: the image stands alone then
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 #[derive(Debug, Default)]
 struct Arguments {
@@ -70,23 +73,20 @@ struct Arguments {
     compress: bool,
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let parsed = common::parse(command, OPTIONS, args, |option, value| {
-        match option {
-            Own::Cache => arguments.cache = Some(value),
-            Own::Backing => arguments.backing = Some(value),
-            Own::BackingFormat => arguments.backing_format = Some(value),
-            Own::BackingCache => arguments.backing_cache = Some(value),
-            Own::Unsafe => arguments.change_name_only = true,
-            Own::Compress => arguments.compress = true,
+    arguments.common = command.parse(args, |name, value| {
+        match name {
+            "cache" => arguments.cache = Some(value),
+            "backing" => arguments.backing = Some(value),
+            "backing-format" => arguments.backing_format = Some(value),
+            "backing-cache" => arguments.backing_cache = Some(value),
+            "backing-unsafe" => arguments.change_name_only = true,
+            "compress" => arguments.compress = true,
+            _ => return not_taken(name),
         }
         Ok(())
     })?;
-    let Some(common) = parsed else {
-        return help::subcommand(command);
-    };
-    arguments.common = common;
     let name = one_name(&arguments.common.operands)?;
     if !arguments.change_name_only && arguments.backing.is_none() {
         let message = "Must specify backing file (-b) or use unsafe mode (-u)";

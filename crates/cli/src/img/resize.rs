@@ -10,34 +10,38 @@ use vellum_options::options::size_value;
 use vellum_options::{ImageSpec, OpenFlags, error_text};
 
 use super::activity::{ActivityIndicator, Growth};
-use super::command::{Command, Failure, Outcome, fail, open_failure};
-use super::common::{self, CommonArgs};
-use super::help;
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use super::command::{Command, Failure, Outcome, Subcommand, fail, not_taken, open_failure};
+use super::rows::{FILENAME, FORMAT, IMAGE_OPTS, OBJECT, QUIET};
+use crate::spec::{CommonArgs, Spec};
 use crate::{hint, report};
 
-type Opt = common::Opt<Own>;
-
-#[derive(Debug, Clone, Copy)]
-enum Own {
-    Preallocation,
-    Shrink,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    Opt::HELP,
-    Opt::QUIET,
-    Opt::FORMAT,
-    Opt::IMAGE_OPTS,
-    Opt::own_long(Own::Preallocation, "preallocation", Takes::Value),
-    Opt::own_long(Own::Shrink, "shrink", Takes::Nothing),
-    Opt::OBJECT,
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub static RESIZE: Subcommand = Subcommand {
+    spec: Spec {
+        name: "resize",
+        about: "Change the size of an image",
+        usage: "\
+[-f FMT | --image-opts] [--preallocation PREALLOC] [--shrink]
+        [--object OBJECTDEF] [-q] FILENAME [+-]SIZE[bkKMGTPE]",
+        arguments: &[
+            QUIET,
+            FORMAT,
+            IMAGE_OPTS,
+            "--shrink  let the image become smaller; what lies beyond its end is lost",
+            "--preallocation PREALLOC  how new space is made: off, metadata, falloc or full (off)",
+            OBJECT,
+            FILENAME,
+            "[+-]SIZE[bkKMGTPE]  the new size, or what is added to or taken from the old one",
+        ],
+        examples: "\
+vellum resize disk.qcow2 +10G
+  larger by so much
+vellum resize --shrink disk.qcow2 5G
+  smaller: what lies beyond is lost, so shrink its file systems before
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 #[derive(Debug, Default)]
 struct Arguments {
@@ -75,27 +79,24 @@ impl NewSize {
     }
 }
 
-pub fn run(command: Command<'_>, mut args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, mut args: Vec<OsString>) -> Outcome {
     // Taken off before the options are read: `-1G` is a size.
     let size = match args.len() {
         0 | 1 => None,
         _ => args.pop(),
     };
     let mut arguments = Arguments::default();
-    let parsed = common::parse(command, OPTIONS, args, |option, value| {
-        match option {
-            Own::Preallocation => match Preallocation::from_name(&value) {
+    arguments.common = command.parse(args, |name, value| {
+        match name {
+            "preallocation" => match Preallocation::from_name(&value) {
                 Some(mode) => arguments.preallocation = mode,
                 None => return fail(format!("Invalid preallocation mode '{value}'")),
             },
-            Own::Shrink => arguments.shrink = true,
+            "shrink" => arguments.shrink = true,
+            _ => return not_taken(name),
         }
         Ok(())
     })?;
-    let Some(common) = parsed else {
-        return help::subcommand(command);
-    };
-    arguments.common = common;
     let (name, size) = match (arguments.common.operands.as_slice(), &size) {
         ([name], Some(size)) => (name, size),
         ([] | [_], _) => {

@@ -16,46 +16,54 @@ use vellum_jobs::job::JobControl;
 use vellum_options::{CacheMode, ImageSpec, OpenFlags, error_text};
 
 use super::command::{
-    Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, open_failure, rate,
+    Command, Failure, Outcome, Subcommand, cache_mode, fail, install_bulk_lane, not_taken,
+    open_failure, rate,
 };
-use super::common::{self, CommonArgs};
-use super::help;
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use super::rows::{FILENAME, FORMAT, IMAGE_OPTS, OBJECT, OUTPUT, PROGRESS, QUIET, SOURCE_CACHE};
 use crate::output::Output;
 use crate::progress::{Progress, SharedProgress};
 use crate::report;
 use crate::size::human;
+use crate::spec::{CommonArgs, Spec};
 
-type Opt = common::Opt<Own>;
-
-#[derive(Debug, Clone, Copy)]
-enum Own {
-    Cache,
-    Rate,
-    Force,
-    Repair,
-    ReadOnly,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    Opt::HELP,
-    Opt::QUIET,
-    Opt::PROGRESS,
-    Opt::FORMAT,
-    Opt::IMAGE_OPTS,
-    Opt::OUTPUT,
-    Opt::own(Own::Cache, 'T', "cache", Takes::Value),
-    Opt::own(Own::Rate, 'r', "rate", Takes::Value),
-    Opt::own_long(Own::Repair, "repair", Takes::Nothing),
-    Opt::own_long(Own::Force, "force", Takes::Nothing),
-    Opt::own_long(Own::ReadOnly, "read-only", Takes::Nothing),
-    Opt::OBJECT,
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub static SCRUB: Subcommand = Subcommand {
+    spec: Spec {
+        name: "scrub",
+        about: "Compare an image's file with its checksums",
+        usage: "\
+[-f FMT | --image-opts] [--repair [--force] | --read-only] [-r RATE]
+        [-T CACHE_MODE] [--output FMT] [-p] [-q] [--object OBJDEF] FILENAME",
+        arguments: &[
+            QUIET,
+            PROGRESS,
+            FORMAT,
+            IMAGE_OPTS,
+            OUTPUT,
+            SOURCE_CACHE,
+            "-r, --rate RATE  read so many bytes in a second at most",
+            "--repair  write what has changed on disk anew if the backing file has it",
+            "--force  also where another program may have written, and what it wrote is newer",
+            "--read-only  change nothing: what has no checksum gets none",
+            OBJECT,
+            FILENAME,
+        ],
+        examples: "\
+vellum scrub --image-opts driver=qcow2,file.filename=disk.qcow2,checksums=on
+  begin to keep checksums, of all that is there
+vellum scrub disk.qcow2
+  name what has changed on disk since
+vellum scrub --repair overlay.qcow2
+  and write anew what the backing file has as well
+",
+        exits: "\
+0  nothing has changed on disk, or it is repaired
+1  it could not be scrubbed, perhaps because it has no checksums
+2  bytes have changed on disk
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 /// Exit code: bytes have changed on disk and are not repaired.
 const DAMAGED: i32 = 2;
@@ -70,22 +78,19 @@ struct Arguments {
     read_only: bool,
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let parsed = common::parse(command, OPTIONS, args, |option, value| {
-        match option {
-            Own::Cache => arguments.cache = cache_mode("cache", &value)?,
-            Own::Rate => arguments.rate_bytes = Some(rate(&value)?),
-            Own::Force => arguments.force = true,
-            Own::Repair => arguments.repair = true,
-            Own::ReadOnly => arguments.read_only = true,
+    arguments.common = command.parse(args, |name, value| {
+        match name {
+            "cache" => arguments.cache = cache_mode("cache", &value)?,
+            "rate" => arguments.rate_bytes = Some(rate(&value)?),
+            "force" => arguments.force = true,
+            "repair" => arguments.repair = true,
+            "read-only" => arguments.read_only = true,
+            _ => return not_taken(name),
         }
         Ok(())
     })?;
-    let Some(common) = parsed else {
-        return help::subcommand(command);
-    };
-    arguments.common = common;
     let spec = arguments.common.one_image()?;
     if arguments.repair && arguments.read_only {
         return Err(Failure::Usage("--repair excludes --read-only".into()));

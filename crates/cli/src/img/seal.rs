@@ -14,43 +14,51 @@ use vellum_options::{CacheMode, ImageSpec, OpenFlags};
 use vellum_storage::file::{Create, FileOptions, FileStorage};
 
 use super::command::{
-    Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, open_failure, reading_once,
+    Command, Failure, Outcome, Subcommand, cache_mode, fail, install_bulk_lane, not_taken,
+    open_failure, reading_once,
 };
-use super::common::{self, CommonArgs};
-use super::{help, snapshot};
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use super::rows::{FILENAME, FORMAT, IMAGE_OPTS, OBJECT, PROGRESS, QUIET, SOURCE_CACHE};
+use super::snapshot;
 use crate::progress::{Progress, SharedProgress};
 use crate::report;
+use crate::spec::{CommonArgs, Spec};
 
-type Opt = common::Opt<Own>;
-
-#[derive(Debug, Clone, Copy)]
-enum Own {
-    Cache,
-    Key,
-    Password,
-    Manifest,
-    Unseal,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    Opt::HELP,
-    Opt::QUIET,
-    Opt::PROGRESS,
-    Opt::FORMAT,
-    Opt::IMAGE_OPTS,
-    Opt::own(Own::Cache, 'T', "cache", Takes::Value),
-    Opt::own_long(Own::Key, "key", Takes::Value),
-    Opt::own_long(Own::Password, "password-secret", Takes::Value),
-    Opt::own_long(Own::Manifest, "manifest", Takes::Value),
-    Opt::own_long(Own::Unseal, "unseal", Takes::Nothing),
-    Opt::OBJECT,
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub static SEAL: Subcommand = Subcommand {
+    spec: Spec {
+        name: "seal",
+        about: "Keep an image from being changed, and let changes be found",
+        usage: "\
+[-f FMT | --image-opts] [--key FILE [--password-secret ID]]
+        [--manifest FILE | --unseal] [-T CACHE_MODE] [-p] [-q]
+        [--object OBJDEF] FILENAME",
+        arguments: &[
+            QUIET,
+            PROGRESS,
+            FORMAT,
+            IMAGE_OPTS,
+            SOURCE_CACHE,
+            "--key FILE  sign with this secret key of minisign",
+            "--password-secret ID  the secret object that holds the key's password",
+            "--manifest FILE  write the hashes of all that a guest sees into FILE; FILENAME stays \
+             as it is",
+            "--unseal  give the seal up, so that the image can be changed",
+            OBJECT,
+            FILENAME,
+        ],
+        examples: "\
+vellum seal base.qcow2
+  whatever changes from now on is found
+vellum seal --key minisign.key base.qcow2
+  the same, signed: nobody else can seal it like this
+vellum seal --manifest disk.manifest -f raw disk.raw
+  the hashes of a disk of any format in a file beside it
+vellum seal --unseal base.qcow2
+  let it be changed again
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 #[derive(Debug, Default)]
 struct Arguments {
@@ -62,22 +70,19 @@ struct Arguments {
     unseal: bool,
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let parsed = common::parse(command, OPTIONS, args, |option, value| {
-        match option {
-            Own::Cache => arguments.cache = cache_mode("source cache", &value)?,
-            Own::Key => arguments.key = Some(value),
-            Own::Password => arguments.password = Some(value),
-            Own::Manifest => arguments.manifest = Some(value),
-            Own::Unseal => arguments.unseal = true,
+    arguments.common = command.parse(args, |name, value| {
+        match name {
+            "cache" => arguments.cache = cache_mode("source cache", &value)?,
+            "key" => arguments.key = Some(value),
+            "password-secret" => arguments.password = Some(value),
+            "manifest" => arguments.manifest = Some(value),
+            "unseal" => arguments.unseal = true,
+            _ => return not_taken(name),
         }
         Ok(())
     })?;
-    let Some(common) = parsed else {
-        return help::subcommand(command);
-    };
-    arguments.common = common;
     let spec = arguments.common.one_image()?;
     if arguments.unseal && (arguments.key.is_some() || arguments.manifest.is_some()) {
         let message = "--unseal excludes --key and --manifest";

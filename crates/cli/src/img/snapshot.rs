@@ -13,42 +13,50 @@ use vellum_io::lane;
 use vellum_options::{ImageSpec, OpenFlags, error_text};
 
 use super::activity::ActivityIndicator;
-use super::command::{Command, Failure, Outcome, fail, open_failure};
-use super::common;
-use super::{help, human};
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use super::command::{Command, Failure, Outcome, Subcommand, fail, not_taken, open_failure};
+use super::human;
+use super::rows::{FILENAME, FORMAT, IMAGE_OPTS, OBJECT};
+use crate::spec::Spec;
 use crate::{hint, report};
 
 /// Longer names are cut to so many bytes, as QEMU cuts them.
 const MAX_NAME_BYTES: usize = 255;
 
-type Opt = common::Opt<Own>;
-
-#[derive(Debug, Clone, Copy)]
-enum Own {
-    List,
-    Create,
-    Apply,
-    Delete,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    Opt::HELP,
-    Opt::QUIET,
-    Opt::FORMAT,
-    Opt::IMAGE_OPTS,
-    Opt::FORCE_SHARE,
-    Opt::OBJECT,
-    Opt::own(Own::List, 'l', "list", Takes::Nothing),
-    Opt::own(Own::Create, 'c', "create", Takes::Value),
-    Opt::own(Own::Apply, 'a', "apply", Takes::Value),
-    Opt::own(Own::Delete, 'd', "delete", Takes::Value),
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub static SNAPSHOT: Subcommand = Subcommand {
+    spec: Spec {
+        name: "snapshot",
+        about: "Handle the snapshots of an image",
+        usage: "\
+[-f FMT | --image-opts] [-l | -a|-c|-d SNAPSHOT]
+        [-U] [--object OBJDEF] FILENAME",
+        arguments: &[
+            "-q, --quiet  accepted and ignored",
+            FORMAT,
+            IMAGE_OPTS,
+            "-U, --force-share  others may write meanwhile (with -l)",
+            OBJECT,
+            "Operation, one of:",
+            "  -l, --list    list the snapshots of FILENAME (the default)",
+            "  -c, --create SNAPSHOT    take a snapshot with this name",
+            "  -a, --apply SNAPSHOT    make the disk what it was",
+            "  -d, --delete SNAPSHOT    delete a snapshot",
+            FILENAME,
+        ],
+        closing: "-a takes the ID or the TAG of a snapshot, -d the TAG.\n",
+        examples: "\
+vellum snapshot -c before-upgrade disk.qcow2
+  take one
+vellum snapshot -l disk.qcow2
+  list them
+vellum snapshot -a before-upgrade disk.qcow2
+  go back: what was written since is lost
+vellum snapshot -d before-upgrade disk.qcow2
+  delete it: there is no way back to it any more
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 /// What to do, and with which snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,14 +67,15 @@ enum Action {
     Delete(String),
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut action = None;
-    let parsed = common::parse(command, OPTIONS, args, |option, value| {
-        let asked = match option {
-            Own::List => Action::List,
-            Own::Create => Action::Create(value),
-            Own::Apply => Action::Apply(value),
-            Own::Delete => Action::Delete(value),
+    let common = command.parse(args, |name, value| {
+        let asked = match name {
+            "list" => Action::List,
+            "create" => Action::Create(value),
+            "apply" => Action::Apply(value),
+            "delete" => Action::Delete(value),
+            _ => return not_taken(name),
         };
         if action.replace(asked).is_some() {
             let message = "Cannot mix '-l', '-a', '-c', '-d'";
@@ -74,9 +83,6 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         }
         Ok(())
     })?;
-    let Some(common) = parsed else {
-        return help::subcommand(command);
-    };
     let spec = common.one_image()?;
     let action = action.unwrap_or(Action::List);
     let what = match &action {

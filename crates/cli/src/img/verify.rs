@@ -18,45 +18,58 @@ use vellum_options::{CacheMode, ImageSpec, OpenFlags, error_text};
 use vellum_storage::{FileOptions, FileStorage};
 
 use super::command::{
-    Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, open_failure, reading_once,
+    Command, Failure, Outcome, Subcommand, cache_mode, fail, install_bulk_lane, not_taken,
+    open_failure, reading_once,
 };
-use super::common::{self, CommonArgs};
-use super::help;
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use super::rows::{
+    FILENAME, FORMAT, IMAGE_OPTS, OBJECT, OUTPUT, PROGRESS, QUIET, SHARE, SOURCE_CACHE,
+};
 use crate::output::Output;
 use crate::progress::{Progress, SharedProgress};
 use crate::report;
 use crate::size::human;
+use crate::spec::{CommonArgs, Spec};
 
-type Opt = common::Opt<Own>;
-
-#[derive(Debug, Clone, Copy)]
-enum Own {
-    Cache,
-    Manifest,
-    PublicKey,
-    Statement,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    Opt::HELP,
-    Opt::QUIET,
-    Opt::PROGRESS,
-    Opt::FORMAT,
-    Opt::IMAGE_OPTS,
-    Opt::OUTPUT,
-    Opt::own(Own::Cache, 'T', "cache", Takes::Value),
-    Opt::own_long(Own::Manifest, "manifest", Takes::Value),
-    Opt::own_long(Own::PublicKey, "public-key", Takes::Value),
-    Opt::own_long(Own::Statement, "statement", Takes::Value),
-    Opt::FORCE_SHARE,
-    Opt::OBJECT,
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub static VERIFY: Subcommand = Subcommand {
+    spec: Spec {
+        name: "verify",
+        about: "Compare an image with its seal",
+        usage: "\
+[-f FMT | --image-opts] [--manifest FILE] [--public-key FILE]
+        [--statement FILE] [-T CACHE_MODE] [-p] [-q] [-U]
+        [--output human|json] [--object OBJDEF] FILENAME",
+        arguments: &[
+            QUIET,
+            PROGRESS,
+            FORMAT,
+            IMAGE_OPTS,
+            SOURCE_CACHE,
+            SHARE,
+            OUTPUT,
+            "--manifest FILE  compare with this file of hashes instead of the seal in FILENAME",
+            "--public-key FILE  the seal must be signed with the key of this file of minisign",
+            "--statement FILE  write what is signed into FILE, and the signature into FILE.minisig",
+            OBJECT,
+            FILENAME,
+        ],
+        closing: "Exit codes: 0 as it was sealed, 1 it could not be verified, 2 it differs.\n",
+        examples: "\
+vellum verify base.qcow2
+  name what differs from the seal
+vellum verify --public-key minisign.pub base.qcow2
+  and see who has sealed it
+vellum verify --manifest disk.manifest copy.qcow2
+  compare a copy in another format
+",
+        exits: "\
+0  everything is as it was sealed
+1  it could not be verified, perhaps because it is not sealed
+2  something differs, or the signature is not the key's
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 /// Exit code: image and seal differ, or the signature is not the key's.
 const DIFFERENT: i32 = 2;
@@ -72,21 +85,18 @@ struct Arguments {
     statement: Option<String>,
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let parsed = common::parse(command, OPTIONS, args, |option, value| {
-        match option {
-            Own::Cache => arguments.cache = cache_mode("source cache", &value)?,
-            Own::Manifest => arguments.manifest = Some(value),
-            Own::PublicKey => arguments.public_key = Some(value),
-            Own::Statement => arguments.statement = Some(value),
+    arguments.common = command.parse(args, |name, value| {
+        match name {
+            "cache" => arguments.cache = cache_mode("source cache", &value)?,
+            "manifest" => arguments.manifest = Some(value),
+            "public-key" => arguments.public_key = Some(value),
+            "statement" => arguments.statement = Some(value),
+            _ => return not_taken(name),
         }
         Ok(())
     })?;
-    let Some(common) = parsed else {
-        return help::subcommand(command);
-    };
-    arguments.common = common;
     let spec = arguments.common.one_image()?;
     // Read before the work of minutes.
     let key = arguments.public_key.as_deref().map(read_text).transpose()?;

@@ -73,10 +73,10 @@ pub async fn gather(program: &str, arguments: &Arguments) -> Result<Facts, Strin
         let why = report::error_text(&error);
         format!("Could not open '{name}': {why}")
     };
-    let spec = arguments.spec().map_err(could_not)?;
+    let spec = arguments.common.spec(&arguments.image).map_err(could_not)?;
     let flags = OpenFlags {
         cache: CacheMode::default(),
-        force_share: arguments.force_share,
+        force_share: arguments.common.force_share,
         no_data: true,
         ..OpenFlags::default()
     };
@@ -89,7 +89,8 @@ pub async fn gather(program: &str, arguments: &Arguments) -> Result<Facts, Strin
     facts.facts.name.clone_from(name);
     if let (Some(image), Some(file)) = (device.as_qcow2(), device.storage()) {
         let encrypted = image.header().crypt_method.number() != 0;
-        let progress = SharedProgress::new(Progress::new(program, false, arguments.quiet, 1.0));
+        let progress =
+            SharedProgress::new(Progress::new(program, false, arguments.common.quiet, 1.0));
         let mut qcow2 = look_inside(file, arguments, &progress)
             .await
             .map_err(failed)?;

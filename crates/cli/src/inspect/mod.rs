@@ -19,5 +19,5 @@ mod picture;
 mod program;
 mod text;
 
-pub use arguments::{EXPLAINS, HELP, options};
+pub use arguments::SPEC;
 pub use program::main;

@@ -8,7 +8,7 @@ use vellum_io::Buffer;
 
 use super::commands::Command;
 use super::outcome::{Failed, Outcome};
-use crate::getopt::Parser;
+use crate::getopt::{Parser, letters};
 use crate::report;
 use crate::size::{self, SizeError};
 
@@ -32,11 +32,16 @@ pub struct Words {
 impl Words {
     /// Sorts the words after a command's name.
     pub fn parse(command: &'static Command, words: &[&str]) -> Outcome<Words> {
-        let mut parser = Parser::new(command.options, words.iter().map(OsString::from).collect());
+        let mut parser = Parser::new(
+            letters(command.options),
+            words.iter().map(OsString::from).collect(),
+        );
         let mut options = Vec::new();
         loop {
             match parser.next_option() {
-                Ok(Some((letter, value))) => options.push((letter, value.unwrap_or_default())),
+                Ok(Some((letter, value))) => {
+                    options.extend(letter.chars().next().map(|letter| (letter, value)))
+                }
                 Ok(None) => break,
                 Err(error) => {
                     report::eprint_line(&format!("{}: {error}", command.name));

@@ -3,15 +3,6 @@
 
 use super::commands::{Command, Needs, Verb};
 use super::help_texts;
-use crate::getopt::{OptionSpec, Takes};
-
-const fn flag(letter: char) -> OptionSpec<char> {
-    OptionSpec::short(letter, letter, Takes::Nothing)
-}
-
-const fn value(letter: char) -> OptionSpec<char> {
-    OptionSpec::short(letter, letter, Takes::Value)
-}
 
 const fn command(
     name: &'static str,
@@ -26,7 +17,7 @@ const fn command(
         verb,
         needs,
         words,
-        options: &[],
+        options: "",
         synopsis: None,
         summary,
         help: "",
@@ -63,14 +54,7 @@ pub static COMMANDS: &[Command] = &[
         "completes all outstanding aio requests",
     ),
     Command {
-        options: &[
-            flag('C'),
-            value('P'),
-            flag('i'),
-            flag('q'),
-            flag('r'),
-            flag('v'),
-        ],
+        options: "CP:iqrv",
         synopsis: Some("[-Ciqrv] [-P pattern] off len [len..]"),
         help: help_texts::AIO_READ,
         ..command(
@@ -82,16 +66,7 @@ pub static COMMANDS: &[Command] = &[
         )
     },
     Command {
-        options: &[
-            flag('C'),
-            flag('f'),
-            flag('i'),
-            flag('q'),
-            flag('r'),
-            value('P'),
-            flag('u'),
-            flag('z'),
-        ],
+        options: "CfiqrP:uz",
         synopsis: Some("[-Cfiqruz] [-P pattern] off len [len..]"),
         help: help_texts::AIO_WRITE,
         ..command(
@@ -135,7 +110,7 @@ pub static COMMANDS: &[Command] = &[
     },
     Command {
         alias: Some("d"),
-        options: &[flag('C'), flag('q')],
+        options: "Cq",
         synopsis: Some("[-Cq] off len"),
         help: help_texts::DISCARD,
         ..command(
@@ -199,18 +174,7 @@ pub static COMMANDS: &[Command] = &[
     },
     Command {
         alias: Some("o"),
-        options: &[
-            flag('s'),
-            flag('C'),
-            flag('n'),
-            flag('r'),
-            flag('k'),
-            value('i'),
-            value('t'),
-            value('d'),
-            value('o'),
-            flag('U'),
-        ],
+        options: "sCnrki:t:d:o:U",
         synopsis: Some("[-rsCnkU] [-t cache] [-d discard] [-o options] [path]"),
         help: help_texts::OPEN,
         ..command(
@@ -233,17 +197,7 @@ pub static COMMANDS: &[Command] = &[
     },
     Command {
         alias: Some("r"),
-        options: &[
-            flag('b'),
-            flag('C'),
-            value('l'),
-            flag('p'),
-            value('P'),
-            flag('q'),
-            flag('r'),
-            value('s'),
-            flag('v'),
-        ],
+        options: "bCl:pP:qrs:v",
         synopsis: Some("[-abCqrv] [-P pattern [-s off] [-l len]] off len"),
         help: help_texts::READ,
         ..command(
@@ -255,7 +209,7 @@ pub static COMMANDS: &[Command] = &[
         )
     },
     Command {
-        options: &[flag('C'), value('P'), flag('q'), flag('r'), flag('v')],
+        options: "CP:qrv",
         synopsis: Some("[-Cqrv] [-P pattern] off len [len..]"),
         help: help_texts::READV,
         ..command(
@@ -277,7 +231,7 @@ pub static COMMANDS: &[Command] = &[
         )
     },
     Command {
-        options: &[value('c'), value('o'), flag('r'), flag('w')],
+        options: "c:o:rw",
         synopsis: Some("[(-r|-w)] [-c cache] [-o options]"),
         help: help_texts::REOPEN,
         ..command(
@@ -318,7 +272,7 @@ pub static COMMANDS: &[Command] = &[
     ),
     Command {
         alias: Some("t"),
-        options: &[value('m')],
+        options: "m:",
         synopsis: Some("[-m prealloc_mode] off"),
         ..command(
             "truncate",
@@ -340,20 +294,7 @@ pub static COMMANDS: &[Command] = &[
     },
     Command {
         alias: Some("w"),
-        options: &[
-            flag('b'),
-            flag('c'),
-            flag('C'),
-            flag('f'),
-            flag('n'),
-            flag('p'),
-            value('P'),
-            flag('q'),
-            flag('r'),
-            value('s'),
-            flag('u'),
-            flag('z'),
-        ],
+        options: "bcCfnpP:qrs:uz",
         synopsis: Some("[-bcCfnqruz] [-P pattern | -s source_file] off len"),
         help: help_texts::WRITE,
         ..command(
@@ -365,7 +306,7 @@ pub static COMMANDS: &[Command] = &[
         )
     },
     Command {
-        options: &[flag('C'), flag('f'), flag('q'), flag('r'), value('P')],
+        options: "CfqrP:",
         synopsis: Some("[-Cfqr] [-P pattern] off len [len..]"),
         help: help_texts::WRITEV,
         ..command(

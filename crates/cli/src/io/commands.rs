@@ -3,7 +3,6 @@
 
 use super::command_table::COMMANDS;
 use super::outcome::Failed;
-use crate::getopt::OptionSpec;
 use crate::{hint, report};
 
 /// What a command needs before it may run.
@@ -83,8 +82,8 @@ pub struct Command {
     pub needs: Needs,
     /// The fewest words after the name, and the most.
     pub words: (usize, Option<usize>),
-    /// Its options.
-    pub options: &'static [OptionSpec<char>],
+    /// Its options, as `getopt` has them.
+    pub options: &'static str,
     /// How its arguments are shown.
     pub synopsis: Option<&'static str>,
     /// What it does, in a few words.

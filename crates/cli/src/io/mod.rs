@@ -28,5 +28,5 @@ mod session;
 mod space;
 mod transfer;
 
-pub use options::{USAGE, options};
+pub use options::SPEC;
 pub use program::main;

@@ -5,7 +5,8 @@ use std::ffi::OsString;
 
 use vellum_options::{Aio, CacheMode, ImageSpec, OpenFlags};
 
-use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
+use crate::getopt::{Parser, UsageError};
+use crate::spec::Spec;
 use crate::version::version;
 use crate::{hint, report};
 
@@ -24,57 +25,13 @@ pub struct SessionOptions {
     pub temporary: bool,
 }
 
-#[derive(Debug, Clone, Copy)]
-enum Id {
-    Help,
-    Version,
-    Command,
-    Format,
-    ReadOnly,
-    Snapshot,
-    NoCache,
-    CopyOnRead,
-    Misalign,
-    NativeAio,
-    Aio,
-    Cache,
-    Discard,
-    Trace,
-    ForceShare,
-    Object,
-    ImageOpts,
-}
-
-const OPTIONS: &[OptionSpec<Id>] = &[
-    OptionSpec::new(Id::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Id::Version, 'V', "version", Takes::Nothing),
-    OptionSpec::new(Id::Command, 'c', "cmd", Takes::Value),
-    OptionSpec::new(Id::Format, 'f', "format", Takes::Value),
-    OptionSpec::new(Id::ReadOnly, 'r', "read-only", Takes::Nothing),
-    OptionSpec::new(Id::Snapshot, 's', "snapshot", Takes::Nothing),
-    OptionSpec::new(Id::NoCache, 'n', "nocache", Takes::Nothing),
-    OptionSpec::new(Id::CopyOnRead, 'C', "copy-on-read", Takes::Nothing),
-    OptionSpec::new(Id::Misalign, 'm', "misalign", Takes::Nothing),
-    OptionSpec::new(Id::NativeAio, 'k', "native-aio", Takes::Nothing),
-    OptionSpec::new(Id::Aio, 'i', "aio", Takes::Value),
-    OptionSpec::new(Id::Cache, 't', "cache", Takes::Value),
-    OptionSpec::new(Id::Discard, 'd', "discard", Takes::Value),
-    OptionSpec::new(Id::Trace, 'T', "trace", Takes::Value),
-    OptionSpec::new(Id::ForceShare, 'U', "force-share", Takes::Nothing),
-    OptionSpec::long(Id::Object, "object", Takes::Value),
-    OptionSpec::long(Id::ImageOpts, "image-opts", Takes::Nothing),
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
-
-pub const USAGE: &str = "\
-[OPTIONS]... [-c STRING]... [file]
-Exercises a disk image by commands
-
-  --object OBJECTDEF   make an object, such as a secret with a key
+pub const SPEC: Spec = Spec {
+    name: "io",
+    about: "Read and write single requests (qemu-io)",
+    usage: "[OPTIONS]... [-c STRING]... [file]\n",
+    explains: "Exercises a disk image by commands\n",
+    arguments: &[
+        "  --object OBJECTDEF   make an object, such as a secret with a key
   --image-opts         the file is driver options, not a name
   -c, --cmd STRING     run a command; without any, read them from
                        standard input
@@ -94,22 +51,29 @@ Exercises a disk image by commands
   -U, --force-share    others may write meanwhile
   -h, --help           print this help
   -V, --version        print the version
-
-See '";
-
-const USAGE_END: &str = "' for information on available commands.\n";
+",
+    ],
+    closing: "\nSee '{call} -c help' for information on available commands.\n",
+    examples: "\
+vellum io -c 'write -P 0x5a 0 1M' -c flush disk.qcow2
+  a MiB of one byte, durably
+vellum io -c help
+  all commands
+",
+    ..Spec::EMPTY
+};
 
 /// Reads the command line; `Err` is the code to exit with at once.
 pub fn parse(program: &str, arguments: Vec<OsString>) -> Result<SessionOptions, i32> {
     let mut reader = Reader::default();
-    let mut parser = Parser::new(OPTIONS, arguments);
+    let mut parser = Parser::new(SPEC.options(), arguments);
     loop {
         match parser.next_option() {
-            Ok(Some((id, value))) => reader.take(program, id, value.unwrap_or_default())?,
+            Ok(Some((name, value))) => reader.take(program, name, value)?,
             Ok(None) => break,
             Err(error) => {
                 report::error(&error);
-                hint::about_option(error, &options());
+                hint::about_option(error, &SPEC.options());
                 return Err(usage(program, 1));
             }
         }
@@ -130,10 +94,7 @@ fn usage(program: &str, code: i32) -> i32 {
         report::try_help();
         return code;
     }
-    let call = report::call(program, "io");
-    report::print(format_args!(
-        "Usage: {call} {USAGE}{call} -c help{USAGE_END}"
-    ));
+    report::print(SPEC.help(&report::call(program, "io")));
     code
 }
 
@@ -170,28 +131,29 @@ pub fn default_flags() -> OpenFlags {
 }
 
 impl Reader {
-    fn take(&mut self, program: &str, id: Id, value: String) -> Result<(), i32> {
-        match id {
-            Id::Help => return Err(usage(program, 0)),
-            Id::Version => {
+    fn take(&mut self, program: &str, name: &str, value: String) -> Result<(), i32> {
+        match name {
+            "help" => return Err(usage(program, 0)),
+            "version" => {
                 report::print(version(program));
                 return Err(0);
             }
-            Id::Command => self.commands.push(value),
-            Id::Format => self.format = Some(value),
-            Id::ImageOpts => self.image_opts = true,
-            Id::Misalign => self.misalign = true,
-            Id::Trace => crate::trace::take(&value)?,
-            Id::Object => crate::object::add(&value).map_err(|error| report::fail(&error))?,
-            Id::ReadOnly => self.flags.writable = false,
-            Id::NoCache => self.flags.cache = NO_CACHE,
-            Id::NativeAio => self.flags.aio = Some(Aio::Native),
-            Id::ForceShare => self.flags.force_share = true,
-            Id::Snapshot => self.temporary = true,
-            Id::CopyOnRead => self.flags.copy_on_read = true,
-            Id::Aio => set_aio(&mut self.flags, &value).map_err(complain)?,
-            Id::Cache => set_cache(&mut self.flags, &value).map_err(complain)?,
-            Id::Discard => set_discard(&mut self.flags, &value).map_err(complain)?,
+            "cmd" => self.commands.push(value),
+            "format" => self.format = Some(value),
+            "image-opts" => self.image_opts = true,
+            "misalign" => self.misalign = true,
+            "trace" => crate::trace::take(&value)?,
+            "object" => crate::object::add(&value).map_err(|error| report::fail(&error))?,
+            "read-only" => self.flags.writable = false,
+            "nocache" => self.flags.cache = NO_CACHE,
+            "native-aio" => self.flags.aio = Some(Aio::Native),
+            "force-share" => self.flags.force_share = true,
+            "snapshot" => self.temporary = true,
+            "copy-on-read" => self.flags.copy_on_read = true,
+            "aio" => set_aio(&mut self.flags, &value).map_err(complain)?,
+            "cache" => set_cache(&mut self.flags, &value).map_err(complain)?,
+            "discard" => set_discard(&mut self.flags, &value).map_err(complain)?,
+            _ => return Err(complain(UsageError::not_taken(name).to_string())),
         }
         Ok(())
     }

@@ -18,9 +18,8 @@ use vellum_images::create_options;
 use vellum_options::create_options::OptionType;
 
 use super::names::{Kind, of_image};
-use super::read;
 use super::tools::{self, Tool};
-use crate::getopt::{Shape, Takes};
+use crate::getopt::OptionSpec;
 
 /// Formats that may be named for an image.
 pub const FORMATS: [&str; 3] = ["qcow2", "raw", "luks"];
@@ -151,7 +150,7 @@ fn candidates_as(program: &str, before: &[String], typed: &str, after: &[String]
 }
 
 fn subcommands(tool: &Tool) -> Candidates {
-    let named = |tool: &Tool| (tool.name.clone(), tool.about.clone());
+    let named = |tool: &Tool| (tool.name.to_owned(), tool.spec.about.to_owned());
     let mut candidates: Vec<_> = tool.subcommands.iter().map(named).collect();
     if tool.name == "vellum" {
         candidates.push(("help".into(), "Print the help of a command".into()));
@@ -168,15 +167,7 @@ fn subcommands(tool: &Tool) -> Candidates {
 
 /// The names of a tool's options.
 fn options(tool: &Tool) -> Candidates {
-    let explained = read::options(&tool.help, &tool.options);
-    let candidate = |shape: &Shape| {
-        let names = read::names(shape);
-        let about = explained
-            .iter()
-            .find(|option| names.iter().any(|name| option.names.contains(name)));
-        let about = about.map_or(String::new(), |option| option.about.clone());
-        Some((names.last()?.clone(), about))
-    };
+    let candidate = |option: &OptionSpec| Some((option.names().last()?, option.about.clone()));
     Candidates {
         candidates: tool.options.iter().filter_map(candidate).collect(),
         ..Candidates::default()
@@ -187,9 +178,9 @@ fn options(tool: &Tool) -> Candidates {
 #[derive(Debug, Default)]
 struct Line {
     operands: Vec<String>,
-    values: Vec<(Shape, String)>,
+    values: Vec<(OptionSpec, String)>,
     /// The option whose value comes next.
-    open: Option<Shape>,
+    open: Option<OptionSpec>,
     /// No word is an option any more.
     only_operands: bool,
 }
@@ -198,8 +189,8 @@ impl Line {
     fn read(tool: &Tool, words: &[String]) -> Line {
         let mut line = Line::default();
         for word in words {
-            if let Some(shape) = line.open.take() {
-                line.values.push((shape, word.clone()));
+            if let Some(option) = line.open.take() {
+                line.values.push((option, word.clone()));
             } else if line.only_operands || word == "-" || !word.starts_with('-') {
                 line.operands.push(word.clone());
             } else if word == "--" {
@@ -218,65 +209,62 @@ impl Line {
             Some((name, value)) => (name, Some(value)),
             None => (text, None),
         };
-        let Some(shape) = long(tool, name) else {
+        let Some(option) = tool.long(name).cloned() else {
             return;
         };
         match value {
-            Some(value) => self.values.push((shape, value.to_owned())),
-            None if shape.takes == Takes::Value => self.open = Some(shape),
-            None => self.values.push((shape, String::new())),
+            Some(value) => self.values.push((option, value.to_owned())),
+            None if option.value.is_some() => self.open = Some(option),
+            None => self.values.push((option, String::new())),
         }
     }
 
     fn letters(&mut self, tool: &Tool, letters: &str) {
         for (at, letter) in letters.char_indices() {
-            let shape = tool
+            let option = tool
                 .options
                 .iter()
-                .find(|shape| shape.short == Some(letter));
-            let Some(shape) = shape.copied() else {
+                .find(|option| option.short == Some(letter));
+            let Some(option) = option.cloned() else {
                 return;
             };
             let rest = &letters[at + letter.len_utf8()..];
-            match shape.takes {
-                Takes::Nothing => self.values.push((shape, String::new())),
-                _ if !rest.is_empty() => return self.values.push((shape, rest.to_owned())),
-                Takes::Value => return self.open = Some(shape),
-                Takes::Maybe => return,
+            match option.value {
+                None => self.values.push((option, String::new())),
+                Some(_) if !rest.is_empty() => return self.values.push((option, rest.to_owned())),
+                Some(_) => return self.open = Some(option),
             }
         }
     }
 
     /// The last value of an option, by its letter or name.
     fn value(&self, name: &str) -> Option<&str> {
-        let is_named = |shape: &Shape| {
-            shape.long == Some(name) || shape.short.is_some_and(|letter| name == letter.to_string())
+        let is_named = |option: &OptionSpec| {
+            option.long == Some(name)
+                || option
+                    .short
+                    .is_some_and(|letter| name == letter.to_string())
         };
         let mut values = self.values.iter().rev();
-        let found = values.find(|(shape, _)| is_named(shape));
+        let found = values.find(|(option, _)| is_named(option));
         found.map(|(_, value)| value.as_str())
     }
-}
-
-fn long(tool: &Tool, name: &str) -> Option<Shape> {
-    let named = |shape: &&Shape| shape.long == Some(name);
-    tool.options.iter().find(named).copied()
 }
 
 /// Behind a tool's name.
 fn in_tool(tool: &Tool, before: &[String], typed: &str, after: &[String]) -> Candidates {
     let line = Line::read(tool, before);
-    if let Some(shape) = line.open {
-        return value(tool, &shape, &line, typed, after);
+    if let Some(option) = &line.open {
+        return value(tool, option, &line, typed, after);
     }
     if !line.only_operands && typed.starts_with('-') {
         let written = typed
             .strip_prefix("--")
             .and_then(|text| text.split_once('='));
         return match written {
-            Some((name, typed)) => match long(tool, name) {
-                Some(shape) => {
-                    value(tool, &shape, &line, typed, after).behind(&format!("--{name}="))
+            Some((name, typed)) => match tool.long(name) {
+                Some(option) => {
+                    value(tool, option, &line, typed, after).behind(&format!("--{name}="))
                 }
                 None => Candidates::default(),
             },
@@ -289,11 +277,9 @@ fn in_tool(tool: &Tool, before: &[String], typed: &str, after: &[String]) -> Can
 /// Something that is no option.
 fn operand(tool: &Tool, line: &Line, typed: &str) -> Candidates {
     let number = line.operands.len();
-    match (tool.name.as_str(), number) {
+    match (tool.name, number) {
         ("completions", 0) => Candidates::of(SHELLS),
-        ("completions", _) => {
-            Candidates::of(tools::programs().iter().map(|tool| tool.name.as_str()))
-        }
+        ("completions", _) => Candidates::of(tools::programs().iter().map(|tool| tool.name)),
         ("install-links" | "man", _) => Candidates {
             beside: Beside::Folders,
             ..Candidates::default()
@@ -312,11 +298,17 @@ fn operand(tool: &Tool, line: &Line, typed: &str) -> Candidates {
 }
 
 /// The value of an option.
-fn value(tool: &Tool, shape: &Shape, line: &Line, typed: &str, after: &[String]) -> Candidates {
+fn value(
+    tool: &Tool,
+    option: &OptionSpec,
+    line: &Line,
+    typed: &str,
+    after: &[String],
+) -> Candidates {
     let mut images = line.operands.clone();
     images.extend(after.iter().filter(|word| !word.starts_with('-')).cloned());
-    let name = shape.long.unwrap_or_default();
-    match (tool.name.as_str(), shape.short, name) {
+    let name = option.long.unwrap_or_default();
+    match (tool.name, option.short, name) {
         ("snapshot", Some('a' | 'd'), _) | (_, _, "load-snapshot" | "snapshot") => {
             return of_image(Kind::Snapshot, &images).into_answer();
         }
@@ -328,7 +320,7 @@ fn value(tool: &Tool, shape: &Shape, line: &Line, typed: &str, after: &[String])
             return of_image(Kind::Bitmap, &source.unwrap_or(images)).into_answer();
         }
         ("create" | "convert" | "amend" | "measure" | "receive", Some('o'), _) => {
-            let format = match tool.name.as_str() {
+            let format = match tool.name {
                 "convert" | "measure" => line.value("O").unwrap_or("raw"),
                 "create" => line.value("f").unwrap_or("raw"),
                 "receive" => line.value("O").unwrap_or("qcow2"),
@@ -363,25 +355,19 @@ fn value(tool: &Tool, shape: &Shape, line: &Line, typed: &str, after: &[String])
         }
         _ => {}
     }
-    by_placeholder(tool, shape)
+    by_placeholder(option)
 }
 
 /// What the help calls the value tells what it is.
-fn by_placeholder(tool: &Tool, shape: &Shape) -> Candidates {
-    let names = read::names(shape);
-    let explained = read::options(&tool.help, &tool.options);
-    let about = explained
-        .into_iter()
-        .find(|option| names.iter().any(|name| option.names.contains(name)));
-    let placeholder = about.and_then(|option| option.value).unwrap_or_default();
-    match placeholder.as_str() {
-        "FORMAT" => Candidates::of(match shape.long {
+fn by_placeholder(option: &OptionSpec) -> Candidates {
+    match option.value.unwrap_or_default() {
+        "FORMAT" => Candidates::of(match option.long {
             Some("output") => vec!["human", "json"],
             _ => FORMATS.to_vec(),
         }),
         name if name.ends_with("FMT") => Candidates::of(FORMATS),
         name if name.contains("CACHE") => Candidates::of(CACHE_MODES),
-        "MODE" => match shape.long {
+        "MODE" => match option.long {
             Some("discard") => Candidates::of(["unmap", "ignore", "on", "off"]),
             Some("aio") => Candidates::of(["threads", "native", "io_uring"]),
             Some("detect-zeroes") => Candidates::of(["off", "on", "unmap"]),

@@ -4,29 +4,21 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, Command, ValueHint};
 
 use super::complete::{CACHE_MODES, FORMATS};
-use super::read::{self, Explained};
 use super::tools::Tool;
-use crate::getopt::{Shape, Takes};
+use crate::getopt::OptionSpec;
 
 /// The description of a tool with its subcommands.
 pub fn command(tool: &Tool) -> Command {
-    let explained = read::options(&tool.help, &tool.options);
-    let arguments = tool.options.iter().enumerate().map(|(number, shape)| {
-        let names = read::names(shape);
-        let about = explained
-            .iter()
-            .find(|option| names.iter().any(|name| option.names.contains(name)));
-        argument(number, shape, about)
-    });
-    let mut command = Command::new(tool.name.clone())
-        .about(tool.about.clone())
+    let arguments = tool.options.iter().map(argument);
+    let mut command = Command::new(tool.name)
+        .about(tool.spec.about)
         .version(env!("CARGO_PKG_VERSION"))
         .disable_help_flag(true)
         .disable_version_flag(true)
         .disable_help_subcommand(true)
         .args(arguments);
-    if !tool.explains.is_empty() {
-        command = command.long_about(tool.explains.clone());
+    if !tool.spec.explains.is_empty() {
+        command = command.long_about(tool.spec.explains.trim());
     }
     if tool.subcommands.is_empty() {
         return command.arg(
@@ -40,29 +32,24 @@ pub fn command(tool: &Tool) -> Command {
     command.subcommands(tool.subcommands.iter().map(self::command))
 }
 
-fn argument(number: usize, shape: &Shape, about: Option<&Explained>) -> Arg {
-    let mut argument = Arg::new(format!("option{number}")).action(ArgAction::SetTrue);
-    if let Some(letter) = shape.short {
+fn argument(option: &OptionSpec) -> Arg {
+    let mut argument = Arg::new(option.id).action(ArgAction::SetTrue);
+    if let Some(letter) = option.short {
         argument = argument.short(letter);
     }
-    if let Some(name) = shape.long {
+    if let Some(name) = option.long {
         argument = argument.long(name);
     }
-    if let Some(about) = about {
-        argument = argument.help(about.about.clone());
+    if !option.about.is_empty() {
+        argument = argument.help(option.about.clone());
     }
-    if shape.takes == Takes::Nothing {
+    let Some(value) = option.value else {
         return argument;
-    }
-    let value = about.and_then(|about| about.value.clone());
-    let value = value.unwrap_or_else(|| "VALUE".to_owned());
+    };
     argument = argument.action(ArgAction::Append);
-    if shape.takes == Takes::Maybe {
-        argument = argument.num_args(0..=1).require_equals(true);
-    }
-    match value.as_str() {
+    match value {
         "FMT" | "FORMAT" => argument = argument.value_parser(PossibleValuesParser::new(FORMATS)),
-        "MODE" if shape.long.is_some_and(|name| name.contains("cache")) => {
+        "MODE" if option.id.contains("cache") => {
             argument = argument.value_parser(PossibleValuesParser::new(CACHE_MODES));
         }
         choice if choice.contains('|') => {

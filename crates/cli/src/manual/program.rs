@@ -10,35 +10,46 @@ use clap_mangen::roff::{Roff, bold, italic, roman};
 use vellum_io::error::io_text;
 
 use crate::report;
+use crate::spec::Spec;
 
 use super::complete::candidates;
-use super::pages::{self, Page};
 use super::tools::{self, Tool};
 use super::{describe, scripts};
 
-pub(crate) const COMPLETIONS: &str = "\
+pub const COMPLETIONS: Spec = Spec {
+    name: "completions",
+    about: "Print completions for bash, zsh or fish",
+    explains: "\
 Prints a completion script for PROGRAM (vellum, or one of the programs whose names it
-answers to).  Usage:
+answers to).",
+    usage: "bash|zsh|fish [PROGRAM]\n",
+    closing: "\nFor example, in ~/.bashrc:  source <(vellum completions bash)\n",
+    examples: "\
+source <(vellum completions bash)
+  in ~/.bashrc
+vellum completions zsh > ~/.zfunc/_vellum
+  in a folder of $fpath
+vellum completions fish > ~/.config/fish/completions/vellum.fish
+  once
+",
+    ..Spec::EMPTY
+};
 
-  vellum completions bash|zsh|fish [PROGRAM]
-
-For example, in ~/.bashrc:  source <(vellum completions bash)
-";
-
-const MAN: &str = "\
-Writes manual pages, one for each tool, into a folder.  Usage:
-
-  vellum man FOLDER
-";
-
-fn wants_help(words: &[OsString]) -> bool {
-    words.iter().any(|word| word == "-h" || word == "--help")
-}
+pub const MAN: Spec = Spec {
+    name: "man",
+    about: "Write manual pages into a folder",
+    explains: "Writes manual pages, one for each tool, into a folder.",
+    usage: "FOLDER\n",
+    examples: "\
+vellum man ~/.local/share/man/man1
+  then: man vellum-convert
+",
+    ..Spec::EMPTY
+};
 
 /// `vellum completions`; returns the exit code.
 pub fn completions(words: &[OsString]) -> i32 {
-    if wants_help(words) {
-        report::print(COMPLETIONS);
+    if COMPLETIONS.gives_help(words) {
         return 0;
     }
     let words: Vec<&str> = words.iter().filter_map(|word| word.to_str()).collect();
@@ -48,7 +59,7 @@ pub fn completions(words: &[OsString]) -> i32 {
         _ => return refused("Expecting a shell: bash, zsh or fish"),
     };
     let programs = tools::programs();
-    let names = || programs.iter().map(|tool| tool.name.as_str());
+    let names = || programs.iter().map(|tool| tool.name);
     if !names().any(|name| name == program) {
         report::error(format_args!("'{program}' is none of the programs"));
         crate::hint::about_word(program, names());
@@ -88,8 +99,7 @@ pub fn complete(words: &[OsString]) -> i32 {
 
 /// `vellum man`; returns the exit code.
 pub fn man(words: &[OsString]) -> i32 {
-    if wants_help(words) {
-        report::print(MAN);
+    if MAN.gives_help(words) {
         return 0;
     }
     let folder = match words {
@@ -115,7 +125,7 @@ fn write_pages(folder: &Path) -> io::Result<usize> {
     std::fs::create_dir_all(folder)?;
     let mut count = 0;
     for tool in tools::programs() {
-        write_page(folder, &tool.name, &tool.name, &tool)?;
+        write_page(folder, tool.name, tool.name, &tool)?;
         count += 1;
         for subcommand in &tool.subcommands {
             let name = format!("{}-{}", tool.name, subcommand.name);
@@ -135,46 +145,25 @@ fn write_page(folder: &Path, name: &str, call: &str, tool: &Tool) -> io::Result<
     let man = Man::new(command).source(source).manual("Vellum");
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
-    let (description, is_own) = (page_of(call), call.starts_with("vellum"));
-    synopsis(call, tool, description).to_writer(&mut page)?;
+    let (spec, is_own) = (tool.spec, call.starts_with("vellum"));
+    synopsis(call, spec).to_writer(&mut page)?;
     man.render_description_section(&mut page)?;
     man.render_options_section(&mut page)?;
     if !tool.subcommands.is_empty() {
         man.render_subcommands_section(&mut page)?;
     }
-    if let Some(description) = description {
-        examples(call, description, is_own).to_writer(&mut page)?;
-        exits(description).to_writer(&mut page)?;
-    }
+    examples(call, spec, is_own).to_writer(&mut page)?;
+    exits(spec).to_writer(&mut page)?;
     settings(is_own).to_writer(&mut page)?;
     man.render_version_section(&mut page)?;
     std::fs::write(folder.join(format!("{name}.1")), page)
 }
 
-/// What is told of the tool that is called so, by any of its names.
-fn page_of(call: &str) -> Option<&'static Page> {
-    pages::of(match call {
-        "vellum" | "qemu-img" => "vellum",
-        "qemu-img bench" => "img bench",
-        "qemu-io" => "io",
-        "qemu-nbd" => "nbd",
-        "qemu-storage-daemon" => "daemon",
-        call => call.split_once(' ')?.1,
-    })
-}
-
 /// How the tool is called, a line for each way.
-fn synopsis(call: &str, tool: &Tool, page: Option<&Page>) -> Roff {
+fn synopsis(call: &str, spec: &Spec) -> Roff {
     let mut roff = Roff::default();
     roff.control("SH", ["SYNOPSIS"]);
-    let own = page.map_or(&[][..], |page| page.usage);
-    let usages = match crate::img::usage_of(&tool.name) {
-        Some(usage) if own.is_empty() => {
-            vec![usage.split_whitespace().collect::<Vec<_>>().join(" ")]
-        }
-        _ => own.iter().map(|usage| (*usage).to_owned()).collect(),
-    };
-    for usage in usages {
+    for usage in spec.calls() {
         roff.control("PP", []);
         roff.text([bold(call), roman(" "), roman(usage)]);
     }
@@ -183,11 +172,11 @@ fn synopsis(call: &str, tool: &Tool, page: Option<&Page>) -> Roff {
 
 /// The examples, with the name that the page is about; what only our own name can do is
 /// left out under another.
-pub(crate) fn examples(call: &str, page: &Page, is_own: bool) -> Roff {
+fn examples(call: &str, spec: &Spec, is_own: bool) -> Roff {
     let mut roff = Roff::default();
     roff.control("SH", ["EXAMPLES"]);
     let for_own = |line: &str| line.contains("--journal") || line.contains(" - |");
-    for (line, about) in page.examples {
+    for (line, about) in spec.examples() {
         if !is_own && (for_own(line) || call == "qemu-img") {
             continue;
         }
@@ -197,22 +186,22 @@ pub(crate) fn examples(call: &str, page: &Page, is_own: bool) -> Roff {
                 let after = rest.split_once(' ').map_or("", |(_, after)| after);
                 format!("{call} {after}")
             }
-            _ => (*line).to_owned(),
+            _ => line.to_owned(),
         };
         roff.control("TP", []);
         roff.text([bold(line)]);
-        roff.text([roman(*about)]);
+        roff.text([roman(about)]);
     }
     roff
 }
 
-pub(crate) fn exits(page: &Page) -> Roff {
+fn exits(spec: &Spec) -> Roff {
     let mut roff = Roff::default();
     roff.control("SH", ["EXIT STATUS"]);
-    for (code, meaning) in page.exits {
+    for (code, meaning) in spec.exits() {
         roff.control("TP", []);
-        roff.text([bold(*code)]);
-        roff.text([roman(*meaning)]);
+        roff.text([bold(code)]);
+        roff.text([roman(meaning)]);
     }
     roff
 }
@@ -256,7 +245,7 @@ fn settings(is_own: bool) -> Roff {
 
 #[cfg(test)]
 mod tests {
-    use crate::manual::read;
+    use crate::getopt::OptionSpec;
 
     use super::*;
 
@@ -267,54 +256,39 @@ mod tests {
             for subcommand in tool.subcommands.clone() {
                 all.push((format!("{} {}", tool.name, subcommand.name), subcommand));
             }
-            all.push((tool.name.clone(), tool));
+            all.push((tool.name.to_owned(), tool));
         }
         all
     }
 
     #[test]
-    fn helps_and_parsers_speak_of_the_same_options() {
-        let mut wrong = Vec::new();
+    fn every_option_is_explained() {
         for (name, tool) in all() {
-            let explained = read::options(&tool.help, &tool.options);
-            for option in &explained {
-                let is_parsed = |written: &String| {
-                    let mut shapes = tool.options.iter();
-                    shapes.any(|shape| read::names(shape).contains(written))
-                };
-                let unknown = option.names.iter().filter(|written| !is_parsed(written));
-                wrong.extend(unknown.map(|written| format!("{name}: no such option: {written}")));
-                if option.about.is_empty() {
-                    wrong.push(format!("{name}: nothing explains {:?}", option.names));
-                }
-            }
-            for shape in &tool.options {
-                let written = read::names(shape);
-                let is_explained = explained
-                    .iter()
-                    .any(|option| written.iter().any(|name| option.names.contains(name)));
-                if !is_explained && !is_silent(&name, &written) {
-                    wrong.push(format!("{name}: the help lacks {}", written.join(", ")));
-                }
+            let hidden = crate::spec::options_in(tool.spec.hidden);
+            for option in &tool.options {
+                let is_hidden = hidden.iter().any(|hidden| hidden.id == option.id);
+                assert_eq!(option.about.is_empty(), is_hidden, "{name}: {}", option.id);
             }
         }
-        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
 
-    /// Options that are refused by name, or accepted without effect, are for scripts: no
-    /// help tells of them. Of the image tool's all are told but second names.
-    fn is_silent(tool: &str, written: &[String]) -> bool {
-        let second_names = ["--source-image-opts"];
-        match tool.starts_with("vellum ") || tool.starts_with("qemu-img") {
-            true if !tool.ends_with(" io")
-                && !tool.ends_with(" nbd")
-                && !tool.ends_with(" daemon") =>
-            {
-                written
-                    .iter()
-                    .any(|name| second_names.contains(&name.as_str()))
+    /// Every example is one that the tool's parser takes.
+    #[test]
+    fn every_tool_has_examples_with_options_that_exist() {
+        for (name, tool) in all() {
+            assert!(tool.spec.examples().count() > 0, "{name}");
+            assert!(tool.spec.exits().count() > 0, "{name}");
+            let examples = tool.spec.examples().filter(|_| tool.subcommands.is_empty());
+            for (line, _) in examples {
+                let plain = line.split('|').next().unwrap_or_default();
+                for word in plain.split_whitespace().filter(|word| word.len() > 1) {
+                    let option = word.split('=').next().unwrap_or_default();
+                    let known = tool.options.iter().flat_map(OptionSpec::names);
+                    let is_known = known.into_iter().any(|known| known == option);
+                    let is_option = word.starts_with('-') && !plain.contains("'write");
+                    assert!(!is_option || is_known, "{line}: {word}");
+                }
             }
-            _ => true,
         }
     }
 

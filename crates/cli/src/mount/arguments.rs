@@ -3,91 +3,57 @@
 use std::ffi::OsString;
 
 use vellum_export::fuse::Transport;
-use vellum_options::{Aio, CacheMode, DetectZeroes};
 
-use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
-use crate::server::Failure;
+use crate::server::{ABOUT_ROWS, Failure, IMAGE_ROWS, ServedImage};
+use crate::spec::Spec;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Id {
-    Help,
-    Version,
-    ReadOnly,
-    Growable,
-    AllowOther,
-    IoUring,
-    Snapshot,
-    LoadSnapshot,
-    Format,
-    ImageOpts,
-    Object,
-    NoCache,
-    Cache,
-    Aio,
-    Discard,
-    DetectZeroes,
-    Fork,
-    PidFile,
-}
-
-const OPTIONS: &[OptionSpec<Id>] = &[
-    OptionSpec::new(Id::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Id::Version, 'V', "version", Takes::Nothing),
-    OptionSpec::new(Id::ReadOnly, 'r', "read-only", Takes::Nothing),
-    OptionSpec::long(Id::Growable, "growable", Takes::Nothing),
-    OptionSpec::long(Id::AllowOther, "allow-other", Takes::Nothing),
-    OptionSpec::long(Id::IoUring, "io-uring", Takes::Value),
-    OptionSpec::new(Id::Snapshot, 's', "snapshot", Takes::Nothing),
-    OptionSpec::new(Id::LoadSnapshot, 'l', "load-snapshot", Takes::Value),
-    OptionSpec::new(Id::Format, 'f', "format", Takes::Value),
-    OptionSpec::long(Id::ImageOpts, "image-opts", Takes::Nothing),
-    OptionSpec::long(Id::Object, "object", Takes::Value),
-    OptionSpec::new(Id::NoCache, 'n', "nocache", Takes::Nothing),
-    OptionSpec::long(Id::Cache, "cache", Takes::Value),
-    OptionSpec::long(Id::Aio, "aio", Takes::Value),
-    OptionSpec::long(Id::Discard, "discard", Takes::Value),
-    OptionSpec::long(Id::DetectZeroes, "detect-zeroes", Takes::Value),
-    OptionSpec::long(Id::Fork, "fork", Takes::Nothing),
-    OptionSpec::long(Id::PidFile, "pid-file", Takes::Value),
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
-
-/// What the program is asked to do.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Action {
-    #[default]
-    Mount,
-    Help,
-    Version,
-}
+pub const SPEC: Spec = Spec {
+    name: "mount",
+    about: "Show the disk in an image as a regular file",
+    usage: "[OPTIONS] IMAGE FILE\n",
+    explains: "\
+Shows the disk in an image as FILE, a regular file that exists already (its own content is
+hidden meanwhile), until FILE is unmounted or a signal comes.  Needs /dev/fuse, and
+fusermount3 for those who are not root.
+",
+    arguments: &[
+        ABOUT_ROWS,
+        "
+What to show, and to whom:
+  -r, --read-only            refuse writes
+      --growable             writes beyond the end make the disk longer, and its size may
+                             be set
+      --allow-other          let other users in, as far as the mode of FILE says
+",
+        IMAGE_ROWS,
+        "      --io-uring=MODE        have requests come over io_uring: on, off, auto (default:
+                             where the kernel has that switched on)
+      --fork                 go to the background once FILE is there
+      --pid-file=PATH        write the process id to PATH
+",
+    ],
+    examples: "\
+vellum mount --fork disk.qcow2 disk
+  the disk in an image as the file 'disk', which must exist; 'umount disk' ends it
+vellum mount -r -l before-upgrade disk.qcow2 disk
+  as it was at a snapshot
+",
+    exits: "\
+0  unmounted, or ended by a signal
+1  an error, which is told
+",
+    ..Spec::EMPTY
+};
 
 /// The command line, taken apart and checked.
 #[derive(Debug, Default)]
 pub(super) struct Arguments {
-    pub(super) action: Action,
-    pub(super) image: String,
+    pub(super) image: ServedImage,
     pub(super) mountpoint: String,
-    pub(super) read_only: bool,
     pub(super) growable: bool,
     pub(super) allow_other: bool,
     /// How requests come from the kernel.
     pub(super) transport: Transport,
-    /// Changes are thrown away.
-    pub(super) temporary: bool,
-    pub(super) snapshot: Option<String>,
-    pub(super) format: Option<String>,
-    pub(super) image_opts: bool,
-    pub(super) cache: CacheMode,
-    pub(super) aio: Option<Aio>,
-    /// Holes that are punched give their space back.
-    pub(super) keep_space: bool,
-    pub(super) detect_zeroes: DetectZeroes,
-    pub(super) fork: bool,
-    pub(super) pid_file: Option<String>,
 }
 
 fn fail<T>(message: impl Into<String>) -> Result<T, Failure> {
@@ -98,32 +64,28 @@ impl Arguments {
     /// Takes a command line (without the program's name) apart.
     pub(super) fn parse(words: Vec<OsString>) -> Result<Self, Failure> {
         let mut arguments = Arguments::default();
-        let mut parser = Parser::new(OPTIONS, words);
-        while let Some((id, value)) = parser.next_option()? {
-            arguments.take(id, value.unwrap_or_default())?;
-            if arguments.action != Action::Mount {
-                return Ok(arguments);
-            }
+        let common = SPEC.parse(words, |name, value| arguments.take(name, value))?;
+        arguments.image.common = common;
+        arguments.image.check()?;
+        if arguments.image.read_only && arguments.growable {
+            return fail("--growable is of no use where nothing can be written");
         }
-        arguments.check()?;
-        let Ok([image, mountpoint]) = <[String; 2]>::try_from(parser.operands()) else {
+        let [image, mountpoint] = arguments.image.common.operands.as_slice() else {
             return fail(
                 "Expecting an image and the file that it is to appear as\nTry 'vellum mount \
                  --help' for more info",
             );
         };
-        (arguments.image, arguments.mountpoint) = (image, mountpoint);
+        arguments.mountpoint.clone_from(mountpoint);
+        arguments.image.name = image.clone();
         Ok(arguments)
     }
 
-    fn take(&mut self, id: Id, value: String) -> Result<(), Failure> {
-        match id {
-            Id::Help => self.action = Action::Help,
-            Id::Version => self.action = Action::Version,
-            Id::ReadOnly => self.read_only = true,
-            Id::Growable => self.growable = true,
-            Id::AllowOther => self.allow_other = true,
-            Id::IoUring => {
+    fn take(&mut self, name: &str, value: String) -> Result<(), Failure> {
+        match name {
+            "growable" => self.growable = true,
+            "allow-other" => self.allow_other = true,
+            "io-uring" => {
                 self.transport = match value.as_str() {
                     "auto" => Transport::Auto,
                     "off" => Transport::Device,
@@ -131,53 +93,7 @@ impl Arguments {
                     _ => return fail(format!("Invalid io-uring mode '{value}'")),
                 }
             }
-            Id::Snapshot => self.temporary = true,
-            Id::LoadSnapshot => self.snapshot = Some(value),
-            Id::Format => self.format = Some(value),
-            Id::ImageOpts => self.image_opts = true,
-            Id::Object => return crate::object::add(&value).map_err(Failure::from),
-            Id::NoCache => return self.set_cache("none"),
-            Id::Cache => return self.set_cache(&value),
-            Id::Aio => match Aio::parse(&value) {
-                Some(aio) => self.aio = Some(aio),
-                None => return fail(format!("Invalid aio mode '{value}'")),
-            },
-            Id::Discard => match value.as_str() {
-                "ignore" | "off" => self.keep_space = true,
-                "unmap" | "on" => self.keep_space = false,
-                _ => return fail(format!("Invalid discard mode `{value}'")),
-            },
-            Id::DetectZeroes => match DetectZeroes::parse(&value) {
-                Some(mode) => self.detect_zeroes = mode,
-                None => return fail(format!("Invalid detect-zeroes mode `{value}'")),
-            },
-            Id::Fork => self.fork = true,
-            Id::PidFile => self.pid_file = Some(value),
-        }
-        Ok(())
-    }
-
-    fn set_cache(&mut self, name: &str) -> Result<(), Failure> {
-        match CacheMode::parse(name) {
-            Some(mode) => self.cache = mode,
-            None => return fail(format!("Invalid cache mode `{name}'")),
-        }
-        Ok(())
-    }
-
-    /// Combinations that make no sense.
-    fn check(&mut self) -> Result<(), Failure> {
-        if self.image_opts && self.format.is_some() {
-            return fail("--image-opts and -f are mutually exclusive");
-        }
-        if self.detect_zeroes == DetectZeroes::Unmap && self.keep_space {
-            return fail("--detect-zeroes=unmap is not allowed with --discard=ignore");
-        }
-        if self.snapshot.is_some() {
-            self.read_only = true;
-        }
-        if self.read_only && self.growable {
-            return fail("--growable is of no use where nothing can be written");
+            _ => return self.image.take(name, value),
         }
         Ok(())
     }
@@ -198,10 +114,11 @@ mod tests {
     #[test]
     fn a_usual_command_line_is_understood() {
         let arguments = parse("--growable -f qcow2 disk.qcow2 disk").expect("valid");
-        assert_eq!(arguments.image, "disk.qcow2");
+        assert_eq!(arguments.image.name, "disk.qcow2");
         assert_eq!(arguments.mountpoint, "disk");
-        assert!(arguments.growable && !arguments.read_only && !arguments.keep_space);
-        assert!(parse("-l one a b").expect("valid").read_only);
+        let image = arguments.image;
+        assert!(arguments.growable && !image.read_only && !image.keep_space);
+        assert!(parse("-l one a b").expect("valid").image.read_only);
     }
 
     #[test]

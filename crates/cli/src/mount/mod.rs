@@ -9,5 +9,5 @@
 mod arguments;
 mod program;
 
-pub use arguments::options;
-pub use program::{help, main};
+pub use arguments::SPEC;
+pub use program::main;

@@ -1,5 +1,4 @@
 //! The command line of `vellum nbd`: options as `qemu-nbd` has them, their checks, and its errors.
-//! `manual` and the completions read the same tables of options.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -11,9 +10,10 @@ use vellum_nbd::Upgrade;
 use vellum_nbd::client::Address;
 use vellum_options::{Aio, CacheMode, DetectZeroes};
 
-use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
+use crate::getopt::UsageError;
 use crate::report;
 use crate::server::Failure;
+use crate::spec::Spec;
 
 /// Where the server listens if nothing else is said.
 pub(super) const DEFAULT_ADDRESS: &str = "0.0.0.0";
@@ -23,106 +23,86 @@ pub(super) const DEFAULT_PORT: &str = "10809";
 /// Longest name and description in bytes that the protocol allows.
 const MAX_STRING_BYTES: usize = vellum_nbd::proto::MAX_STRING_BYTES;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Id {
-    Help,
-    Version,
-    Bind,
-    Port,
-    Socket,
-    Offset,
-    ReadOnly,
-    AllocationDepth,
-    Bitmap,
-    Connect,
-    Disconnect,
-    List,
-    Snapshot,
-    LoadSnapshot,
-    NoCache,
-    Cache,
-    Aio,
-    Discard,
-    DetectZeroes,
-    Shared,
-    Format,
-    Persistent,
-    Verbose,
-    Object,
-    ExportName,
-    Description,
-    TlsCreds,
-    TlsHostname,
-    TlsAuthz,
-    ImageOpts,
-    Trace,
-    Fork,
-    PidFile,
-    SelinuxLabel,
-    HandshakeLimit,
-}
+pub const SPEC: Spec = Spec {
+    name: "nbd",
+    about: "Serve an image over NBD (qemu-nbd)",
+    usage: "\
+[OPTIONS] IMAGE
+--list [OPTIONS]
+",
+    explains: "Serves a disk image to clients of the NBD protocol.\n",
+    arguments: &["  -h, --help                 print this text
+  -V, --version              print the version
 
-const OPTIONS: &[OptionSpec<Id>] = &[
-    OptionSpec::new(Id::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Id::Version, 'V', "version", Takes::Nothing),
-    OptionSpec::new(Id::Bind, 'b', "bind", Takes::Value),
-    OptionSpec::new(Id::Port, 'p', "port", Takes::Value),
-    OptionSpec::new(Id::Socket, 'k', "socket", Takes::Value),
-    OptionSpec::new(Id::Offset, 'o', "offset", Takes::Value),
-    OptionSpec::new(Id::ReadOnly, 'r', "read-only", Takes::Nothing),
-    OptionSpec::new(Id::AllocationDepth, 'A', "allocation-depth", Takes::Nothing),
-    OptionSpec::new(Id::Bitmap, 'B', "bitmap", Takes::Value),
-    OptionSpec::new(Id::Connect, 'c', "connect", Takes::Value),
-    OptionSpec::new(Id::Disconnect, 'd', "disconnect", Takes::Nothing),
-    OptionSpec::new(Id::List, 'L', "list", Takes::Nothing),
-    OptionSpec::new(Id::Snapshot, 's', "snapshot", Takes::Nothing),
-    OptionSpec::new(Id::LoadSnapshot, 'l', "load-snapshot", Takes::Value),
-    OptionSpec::new(Id::NoCache, 'n', "nocache", Takes::Nothing),
-    OptionSpec::long(Id::Cache, "cache", Takes::Value),
-    OptionSpec::long(Id::Aio, "aio", Takes::Value),
-    OptionSpec::long(Id::Discard, "discard", Takes::Value),
-    OptionSpec::long(Id::DetectZeroes, "detect-zeroes", Takes::Value),
-    OptionSpec::new(Id::Shared, 'e', "shared", Takes::Value),
-    OptionSpec::new(Id::Format, 'f', "format", Takes::Value),
-    OptionSpec::new(Id::Persistent, 't', "persistent", Takes::Nothing),
-    OptionSpec::new(Id::Verbose, 'v', "verbose", Takes::Nothing),
-    OptionSpec::long(Id::Object, "object", Takes::Value),
-    OptionSpec::new(Id::ExportName, 'x', "export-name", Takes::Value),
-    OptionSpec::new(Id::Description, 'D', "description", Takes::Value),
-    OptionSpec::long(Id::TlsCreds, "tls-creds", Takes::Value),
-    OptionSpec::long(Id::TlsHostname, "tls-hostname", Takes::Value),
-    OptionSpec::long(Id::TlsAuthz, "tls-authz", Takes::Value),
-    OptionSpec::long(Id::ImageOpts, "image-opts", Takes::Nothing),
-    OptionSpec::new(Id::Trace, 'T', "trace", Takes::Value),
-    OptionSpec::long(Id::Fork, "fork", Takes::Nothing),
-    OptionSpec::long(Id::PidFile, "pid-file", Takes::Value),
-    OptionSpec::long(Id::SelinuxLabel, "selinux-label", Takes::Value),
-    OptionSpec::long(Id::HandshakeLimit, "handshake-limit", Takes::Value),
-];
+Where to listen, and to whom:
+  -k, --socket=PATH          unix socket to listen on (an absolute path)
+  -p, --port=PORT            TCP port to listen on (default 10809)
+  -b, --bind=ADDRESS         TCP address to listen on (default 0.0.0.0)
+  -e, --shared=N             clients served at once (default 1; 0: any number)
+  -t, --persistent           stay when the last client leaves
+  -x, --export-name=NAME     name of the export (default: empty)
+  -D, --description=TEXT     description of the export
+      --handshake-limit=N    seconds a client may take to choose (default 10; 0: any)
 
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+What to show:
+  -r, --read-only            refuse writes
+  -o, --offset=N             leave out the first N bytes
+  -A, --allocation-depth     let clients ask which layer holds a range
+  -B, --bitmap=NAME          let clients ask what a dirty bitmap holds; several times
 
-/// What the program is asked to do.
-#[derive(Debug, Default, PartialEq)]
-pub(super) enum Action {
-    /// Serve an image.
-    #[default]
-    Serve,
-    /// List another server's exports.
-    List,
-    /// Print the help.
-    Help,
-    /// Print the version.
-    Version,
-}
+How to open the image:
+  -f, --format=FORMAT        format of the image (raw, qcow2)
+      --image-opts           IMAGE is a list of key=value options
+  -n, --nocache              the same as --cache=none
+      --cache=MODE           none, writeback (default), writethrough, directsync, unsafe
+      --aio=MODE             threads, native, io_uring
+      --discard=MODE         ignore, unmap
+      --detect-zeroes=MODE   off, on, unmap
+
+  -s, --snapshot             throw all changes away in the end
+  -l, --load-snapshot=PARAM  show an internal snapshot: ID, NAME, or
+                             snapshot.id=ID,snapshot.name=NAME
+
+Who may come in, and how:
+      --object=TYPE,id=ID    define a secret, TLS credentials (tls-creds-x509,
+                             tls-creds-psk, tls-creds-anon), or who may come in
+                             (authz-simple, authz-list, authz-list-file)
+      --tls-creds=ID         insist on TLS with these credentials
+      --tls-authz=ID         let only those in that this object allows
+      --tls-hostname=NAME    with --list: the name in the server's certificate
+
+How to run:
+  -v, --verbose              tell what clients do wrong
+  -T, --trace=PATTERN        write events as they happen; help lists them
+      --fork                 go to the background once clients can connect
+      --pid-file=PATH        write the process id to PATH
+
+Another server:
+  -L, --list                 list what the server at -k, or -b and -p, offers
+"],
+    hidden: "\
+-c, --connect DEV
+-d, --disconnect
+--selinux-label LABEL
+",
+    order: "connect cache disconnect discard detect-zeroes description list load-snapshot socket \
+            snapshot shared selinux-label tls-creds tls-hostname tls-authz trace",
+    examples: "\
+vellum nbd -k /run/user/1000/disk.sock -t -e 8 disk.qcow2
+  for up to 8 clients at a time, until it is ended
+vellum nbd -r -b 127.0.0.1 -p 10809 disk.qcow2
+  for one client, read-only
+vellum nbd --list -k /run/user/1000/disk.sock
+  what a server has
+",
+    ..Spec::EMPTY
+};
 
 /// The command line, taken apart and checked.
 #[derive(Debug, Default)]
 pub(super) struct Arguments {
-    pub(super) action: Action,
+    /// List another server's exports, and serve nothing.
+    pub(super) list: bool,
     pub(super) image: String,
     pub(super) image_opts: bool,
     pub(super) format: Option<String>,
@@ -175,62 +155,52 @@ impl Arguments {
     /// Takes a command line (without the program's name) apart.
     pub(super) fn parse(words: Vec<OsString>) -> Result<Self, Failure> {
         let mut arguments = Arguments::default();
-        let mut parser = Parser::new(OPTIONS, words);
-        while let Some((id, value)) = parser.next_option()? {
-            arguments.take(id, value.unwrap_or_default())?;
-            if matches!(arguments.action, Action::Help | Action::Version) {
-                return Ok(arguments);
-            }
-        }
+        let common = SPEC.parse(words, |name, value| arguments.take(name, value))?;
+        (arguments.format, arguments.image_opts) = (common.format, common.image_opts);
         arguments.check()?;
-        arguments.take_operands(parser.operands())?;
+        arguments.take_operands(common.operands)?;
         Ok(arguments)
     }
 
-    fn take(&mut self, id: Id, value: String) -> Result<(), Failure> {
-        match id {
-            Id::Help => self.action = Action::Help,
-            Id::Version => self.action = Action::Version,
-            Id::List => self.action = Action::List,
-            Id::Bind => self.bind = Some(value),
-            Id::Port => self.port = Some(value),
-            Id::Socket if !value.starts_with('/') => return fail("socket path must be absolute"),
-            Id::Socket => self.socket = Some(value),
-            Id::ReadOnly => self.read_only = true,
-            Id::AllocationDepth => self.allocation_depth = true,
-            Id::Bitmap => self.bitmaps.push(value),
-            Id::Connect => self.kernel_device = Some(KernelDevice::Connect(value)),
-            Id::Disconnect => self.kernel_device = Some(KernelDevice::Disconnect),
-            Id::LoadSnapshot => self.snapshot = Some(value),
-            Id::Format => self.format = Some(value),
-            Id::Persistent => self.persistent = true,
-            Id::Verbose => self.verbose = true,
-            Id::TlsCreds => self.tls.creds = Some(value),
-            Id::TlsHostname => self.tls.hostname = Some(value),
-            Id::TlsAuthz => self.tls.authz = Some(value),
-            Id::ImageOpts => self.image_opts = true,
-            Id::Trace => {
+    fn take(&mut self, name: &str, value: String) -> Result<(), Failure> {
+        match name {
+            "list" => self.list = true,
+            "bind" => self.bind = Some(value),
+            "port" => self.port = Some(value),
+            "socket" if !value.starts_with('/') => return fail("socket path must be absolute"),
+            "socket" => self.socket = Some(value),
+            "read-only" => self.read_only = true,
+            "allocation-depth" => self.allocation_depth = true,
+            "bitmap" => self.bitmaps.push(value),
+            "connect" => self.kernel_device = Some(KernelDevice::Connect(value)),
+            "disconnect" => self.kernel_device = Some(KernelDevice::Disconnect),
+            "load-snapshot" => self.snapshot = Some(value),
+            "persistent" => self.persistent = true,
+            "verbose" => self.verbose = true,
+            "tls-creds" => self.tls.creds = Some(value),
+            "tls-hostname" => self.tls.hostname = Some(value),
+            "tls-authz" => self.tls.authz = Some(value),
+            "trace" => {
                 if let Err(code) = crate::trace::take(&value) {
                     std::process::exit(code);
                 }
             }
-            Id::Fork => self.fork = true,
-            Id::PidFile => self.pid_file = Some(value),
-            Id::SelinuxLabel => self.selinux_label = true,
-            Id::Snapshot => self.temporary = true,
-            Id::Object => return crate::object::add(&value).map_err(Failure::from),
-            _ => return self.take_checked(id, value),
+            "fork" => self.fork = true,
+            "pid-file" => self.pid_file = Some(value),
+            "selinux-label" => self.selinux_label = true,
+            "snapshot" => self.temporary = true,
+            _ => return self.take_checked(name, value),
         }
         Ok(())
     }
 
     /// Options whose value can be wrong.
-    fn take_checked(&mut self, id: Id, value: String) -> Result<(), Failure> {
-        match id {
-            Id::Offset => self.offset_bytes = parse_offset(&value)?,
-            Id::NoCache => self.set_cache("none")?,
-            Id::Cache => self.set_cache(&value)?,
-            Id::Aio => {
+    fn take_checked(&mut self, name: &str, value: String) -> Result<(), Failure> {
+        match name {
+            "offset" => self.offset_bytes = parse_offset(&value)?,
+            "nocache" => self.set_cache("none")?,
+            "cache" => self.set_cache(&value)?,
+            "aio" => {
                 let Some(aio) = Aio::parse(&value) else {
                     return fail(format!("Invalid aio mode '{value}'"));
                 };
@@ -238,8 +208,8 @@ impl Arguments {
                     return fail("--aio can only be specified once");
                 }
             }
-            Id::Discard => self.set_discard(&value)?,
-            Id::DetectZeroes => match DetectZeroes::parse(&value) {
+            "discard" => self.set_discard(&value)?,
+            "detect-zeroes" => match DetectZeroes::parse(&value) {
                 Some(mode) => self.detect_zeroes = mode,
                 None => {
                     return fail(format!(
@@ -247,24 +217,24 @@ impl Arguments {
                     ));
                 }
             },
-            Id::Shared => match value.parse() {
+            "shared" => match value.parse() {
                 Ok(clients) => self.shared = Some(clients),
                 Err(_) => return fail(format!("Invalid shared device number '{value}'")),
             },
-            Id::HandshakeLimit => match value.parse() {
+            "handshake-limit" => match value.parse() {
                 Ok(0) => self.handshake_limit = Some(None),
                 Ok(seconds) => self.handshake_limit = Some(Some(Duration::from_secs(seconds))),
                 Err(_) => return fail(format!("Invalid handshake limit '{value}'")),
             },
-            Id::ExportName if value.len() > MAX_STRING_BYTES => {
+            "export-name" if value.len() > MAX_STRING_BYTES => {
                 return fail(format!("export name '{value}' too long"));
             }
-            Id::ExportName => self.export_name = Some(value),
-            Id::Description if value.len() > MAX_STRING_BYTES => {
+            "export-name" => self.export_name = Some(value),
+            "description" if value.len() > MAX_STRING_BYTES => {
                 return fail(format!("export description '{value}' too long"));
             }
-            Id::Description => self.description = Some(value),
-            _ => {}
+            "description" => self.description = Some(value),
+            _ => return Err(UsageError::not_taken(name).into()),
         }
         Ok(())
     }
@@ -300,7 +270,7 @@ impl Arguments {
                  to unmap",
             );
         }
-        if self.action == Action::List {
+        if self.list {
             return self.check_list();
         }
         if let Some(KernelDevice::Connect(device)) = &self.kernel_device {
@@ -334,7 +304,7 @@ impl Arguments {
     }
 
     fn check_tls(&self) -> Result<(), Failure> {
-        let listing = self.action == Action::List;
+        let listing = self.list;
         match &self.tls {
             Tls {
                 creds: Some(_),
@@ -386,7 +356,7 @@ impl Arguments {
     }
 
     fn take_operands(&mut self, operands: Vec<String>) -> Result<(), Failure> {
-        if self.action == Action::List {
+        if self.list {
             return match operands.is_empty() {
                 true => Ok(()),
                 false => fail("List mode is incompatible with a file name"),

@@ -12,5 +12,5 @@ mod list;
 mod program;
 mod serve;
 
-pub use arguments::options;
-pub use program::{help, main};
+pub use arguments::SPEC;
+pub use program::main;

@@ -14,14 +14,14 @@ use vellum_export::Slice;
 use vellum_export::nbd::{Export, Exports, Listener, ServerOptions, Stop};
 use vellum_graph::open_device;
 use vellum_images::overlay;
-use vellum_io::{lane, program, spawn};
+use vellum_io::program;
 use vellum_options::{ImageSpec, OpenFlags};
 
 use super::arguments::{Arguments, DEFAULT_ADDRESS, DEFAULT_PORT};
 use crate::img::snapshot;
 use crate::server::{
-    Failure, Process, Ready, activated_sockets, allow_many_files, catch_signals, close, daemonize,
-    failures, listen_tcp, listen_unix, log, stop_on_signal, take_sockets, write_pid_file,
+    Failure, Ready, activated_sockets, close, failures, listen_tcp, listen_unix, log, start,
+    take_sockets, write_pid_file,
 };
 use crate::{hint, report};
 
@@ -36,15 +36,8 @@ pub(super) fn serve(arguments: Arguments) -> Result<(), Failure> {
             Some(take_sockets(count).map_err(Failure::Message)?)
         }
     };
-    let Process::Server(ready) = daemonize(arguments.fork)? else {
-        return Ok(());
-    };
-    allow_many_files();
-    let stop = Stop::new();
-    let signals = catch_signals()?;
-    lane::block_on(async {
-        drop(spawn(stop_on_signal(signals, stop.clone())));
-        run(&arguments, activated, ready, &stop).await
+    start(arguments.fork, async |ready, stop| {
+        run(&arguments, activated, ready, stop).await
     })
 }
 

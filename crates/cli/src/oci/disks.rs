@@ -31,14 +31,14 @@ pub async fn run(program: &str, arguments: &Arguments) -> Result<(), String> {
         architecture: arguments.architecture.clone(),
     };
     let options = registry.resolve().map_err(told)?;
-    let progress = SharedProgress::new(Progress::new(program, false, arguments.quiet, 1.0));
+    let progress = SharedProgress::new(Progress::new(program, false, arguments.common.quiet, 1.0));
     let done = match arguments.way {
         Some(Way::Push) => push(arguments, reference, options, &progress).await,
         _ => pull(arguments, reference, options, &progress).await,
     };
     progress.end();
     let said = done?;
-    if !arguments.quiet {
+    if !arguments.common.quiet {
         report::print_line(said);
     }
     Ok(())
@@ -70,7 +70,7 @@ async fn push(
     };
     let disk = &arguments.disk;
     let path = local_path(disk)?;
-    let spec = ImageSpec::from_argument(disk, false, arguments.format.as_deref());
+    let spec = ImageSpec::from_argument(disk, false, arguments.common.format.as_deref());
     let flags = OpenFlags {
         // Nobody changes it meanwhile.
         no_share: true,

@@ -8,5 +8,5 @@ mod arguments;
 mod disks;
 mod program;
 
-pub use arguments::{EXPLAINS, HELP, options};
+pub use arguments::SPEC;
 pub use program::main;

@@ -2,34 +2,17 @@
 
 use std::ffi::OsString;
 
-use crate::{hint, report};
+use crate::spec;
 
-use super::arguments::{self, Arguments, options};
+use super::arguments::{Arguments, SPEC};
 #[cfg(feature = "oci")]
 use super::disks;
 
 /// Runs the tool and returns its exit code.
 pub fn main(program: &str, args: Vec<OsString>) -> i32 {
-    let arguments = match Arguments::parse(args) {
-        Ok(arguments) => arguments,
-        Err(message) => {
-            report::error(&message);
-            hint::about_option(message, &options());
-            report::eprint_line(&format!("Try '{program} oci --help' for more info"));
-            return 1;
-        }
-    };
-    if arguments.help {
-        report::print(arguments::help(program));
-        return 0;
-    }
-    match run(program, &arguments) {
-        Ok(()) => 0,
-        Err(message) => {
-            report::error(message);
-            1
-        }
-    }
+    spec::run(&SPEC, Arguments::parse(args), |arguments| {
+        run(program, &arguments).map(|()| 0)
+    })
 }
 
 #[cfg(feature = "oci")]

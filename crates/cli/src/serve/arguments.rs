@@ -4,85 +4,64 @@
 use std::ffi::OsString;
 
 use vellum_export::vhost_user_blk::{Options as VhostUserOptions, SERIAL_BYTES};
-use vellum_options::{Aio, CacheMode, DetectZeroes};
 
-use crate::getopt::{OptionSpec, Parser, Shape, Takes, shapes};
-use crate::server::Failure;
+use crate::server::{ABOUT_ROWS, Failure, IMAGE_ROWS, ServedImage};
+use crate::spec::Spec;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Id {
-    Help,
-    Version,
-    Nbd,
-    ExportName,
-    Shared,
-    VhostUser,
-    Queues,
-    Serial,
-    Fuse,
-    AllowOther,
-    ReadOnly,
-    Snapshot,
-    LoadSnapshot,
-    Format,
-    ImageOpts,
-    Object,
-    NoCache,
-    Cache,
-    Aio,
-    Discard,
-    DetectZeroes,
-    Quiet,
-    Fork,
-    PidFile,
-}
+pub const SPEC: Spec = Spec {
+    name: "serve",
+    about: "Serve a disk over NBD, vhost-user and as a file, and print how to use it",
+    usage: "[OPTIONS] IMAGE\n",
+    explains: "\
+Serves the disk in an image in one or several ways at once, until a signal comes, and prints
+what to type to use it.
+",
+    arguments: &[
+        ABOUT_ROWS,
+        "
+Where the disk is to be had (at least one):
+      --nbd=SOCKET           for clients of the NBD protocol, at a unix socket
+      --vhost-user=SOCKET    for a virtual machine monitor on this host, which shares the
+                             guest's memory (QEMU, cloud-hypervisor, Firecracker)
+      --fuse=FILE            as a regular file that exists already (its own content is
+                             hidden meanwhile)
 
-const OPTIONS: &[OptionSpec<Id>] = &[
-    OptionSpec::new(Id::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Id::Version, 'V', "version", Takes::Nothing),
-    OptionSpec::long(Id::Nbd, "nbd", Takes::Value),
-    OptionSpec::new(Id::ExportName, 'x', "export-name", Takes::Value),
-    OptionSpec::new(Id::Shared, 'e', "shared", Takes::Value),
-    OptionSpec::long(Id::VhostUser, "vhost-user", Takes::Value),
-    OptionSpec::long(Id::Queues, "queues", Takes::Value),
-    OptionSpec::long(Id::Serial, "serial", Takes::Value),
-    OptionSpec::long(Id::Fuse, "fuse", Takes::Value),
-    OptionSpec::long(Id::AllowOther, "allow-other", Takes::Nothing),
-    OptionSpec::new(Id::ReadOnly, 'r', "read-only", Takes::Nothing),
-    OptionSpec::new(Id::Snapshot, 's', "snapshot", Takes::Nothing),
-    OptionSpec::new(Id::LoadSnapshot, 'l', "load-snapshot", Takes::Value),
-    OptionSpec::new(Id::Format, 'f', "format", Takes::Value),
-    OptionSpec::long(Id::ImageOpts, "image-opts", Takes::Nothing),
-    OptionSpec::long(Id::Object, "object", Takes::Value),
-    OptionSpec::new(Id::NoCache, 'n', "nocache", Takes::Nothing),
-    OptionSpec::long(Id::Cache, "cache", Takes::Value),
-    OptionSpec::long(Id::Aio, "aio", Takes::Value),
-    OptionSpec::long(Id::Discard, "discard", Takes::Value),
-    OptionSpec::long(Id::DetectZeroes, "detect-zeroes", Takes::Value),
-    OptionSpec::new(Id::Quiet, 'q', "quiet", Takes::Nothing),
-    OptionSpec::long(Id::Fork, "fork", Takes::Nothing),
-    OptionSpec::long(Id::PidFile, "pid-file", Takes::Value),
-];
+More about these:
+  -x, --export-name=NAME     name of the NBD export (default: empty)
+  -e, --shared=N             NBD clients served at once (default 100; 0: any number)
+      --queues=N             queues of the vhost-user disk (default 1)
+      --serial=TEXT          its serial number, as the guest sees it
+      --allow-other          let other users use FILE, as far as its mode says
 
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
-
-/// What the program is asked to do.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Action {
-    #[default]
-    Serve,
-    Help,
-    Version,
-}
+What to show:
+  -r, --read-only            refuse writes
+",
+        IMAGE_ROWS,
+        "  -q, --quiet                do not print what to type
+      --fork                 go to the background once the disk is to be had
+      --pid-file=PATH        write the process id to PATH
+",
+    ],
+    closing: "{examples}",
+    examples: "\
+vellum serve --vhost-user vm.sock --queues 4 disk.qcow2
+  for a virtual machine with four processors
+vellum serve -r --nbd disk.sock --fuse disk disk.qcow2
+  for many readers, and as the file 'disk', which must exist
+vellum serve --fork --pid-file vm.pid --nbd vm.sock -l before-upgrade disk.qcow2
+  as it was at a snapshot, in the background; kill $(cat vm.pid) ends it
+",
+    exits: "\
+0  ended by a signal, or unmounted
+1  an error, which is told
+",
+    ..Spec::EMPTY
+};
 
 /// The command line, taken apart and checked.
 #[derive(Debug, Default)]
 pub(super) struct Arguments {
-    pub(super) action: Action,
-    pub(super) image: String,
+    pub(super) image: ServedImage,
     /// Sockets and the file by which the disk is to be had: at least one.
     pub(super) nbd: Option<String>,
     pub(super) vhost_user: Option<String>,
@@ -93,21 +72,6 @@ pub(super) struct Arguments {
     pub(super) queues: Option<u16>,
     pub(super) serial: Option<String>,
     pub(super) allow_other: bool,
-    pub(super) read_only: bool,
-    /// Changes are thrown away.
-    pub(super) temporary: bool,
-    pub(super) snapshot: Option<String>,
-    pub(super) format: Option<String>,
-    pub(super) image_opts: bool,
-    pub(super) cache: CacheMode,
-    pub(super) aio: Option<Aio>,
-    /// Discards do not give space back.
-    pub(super) keep_space: bool,
-    pub(super) detect_zeroes: DetectZeroes,
-    /// Do not print how to use the disk.
-    pub(super) quiet: bool,
-    pub(super) fork: bool,
-    pub(super) pid_file: Option<String>,
 }
 
 fn fail<T>(message: impl Into<String>) -> Result<T, Failure> {
@@ -118,65 +82,27 @@ impl Arguments {
     /// Takes a command line (without the program's name) apart.
     pub(super) fn parse(words: Vec<OsString>) -> Result<Self, Failure> {
         let mut arguments = Arguments::default();
-        let mut parser = Parser::new(OPTIONS, words);
-        while let Some((id, value)) = parser.next_option()? {
-            arguments.take(id, value.unwrap_or_default())?;
-            if arguments.action != Action::Serve {
-                return Ok(arguments);
-            }
-        }
-        let Ok([image]) = <[String; 1]>::try_from(parser.operands()) else {
+        let common = SPEC.parse(words, |name, value| arguments.take(name, value))?;
+        let [image] = common.operands.as_slice() else {
             return fail("Expecting one image file name\nTry 'vellum serve --help' for more info");
         };
-        arguments.image = image;
+        arguments.image.name.clone_from(image);
+        arguments.image.common = common;
         arguments.check()?;
         Ok(arguments)
     }
 
-    fn take(&mut self, id: Id, value: String) -> Result<(), Failure> {
-        match id {
-            Id::Help => self.action = Action::Help,
-            Id::Version => self.action = Action::Version,
-            Id::Nbd => self.nbd = Some(value),
-            Id::ExportName => self.export_name = value,
-            Id::Shared => self.shared = Some(number(&value, "--shared")?),
-            Id::VhostUser => self.vhost_user = Some(value),
-            Id::Queues => self.queues = Some(number(&value, "--queues")?),
-            Id::Serial => self.serial = Some(value),
-            Id::Fuse => self.fuse = Some(value),
-            Id::AllowOther => self.allow_other = true,
-            Id::ReadOnly => self.read_only = true,
-            Id::Snapshot => self.temporary = true,
-            Id::LoadSnapshot => self.snapshot = Some(value),
-            Id::Format => self.format = Some(value),
-            Id::ImageOpts => self.image_opts = true,
-            Id::Object => return crate::object::add(&value).map_err(Failure::from),
-            Id::NoCache => return self.set_cache("none"),
-            Id::Cache => return self.set_cache(&value),
-            Id::Aio => match Aio::parse(&value) {
-                Some(aio) => self.aio = Some(aio),
-                None => return fail(format!("Invalid aio mode '{value}'")),
-            },
-            Id::Discard => match value.as_str() {
-                "ignore" | "off" => self.keep_space = true,
-                "unmap" | "on" => self.keep_space = false,
-                _ => return fail(format!("Invalid discard mode `{value}'")),
-            },
-            Id::DetectZeroes => match DetectZeroes::parse(&value) {
-                Some(mode) => self.detect_zeroes = mode,
-                None => return fail(format!("Invalid detect-zeroes mode `{value}'")),
-            },
-            Id::Quiet => self.quiet = true,
-            Id::Fork => self.fork = true,
-            Id::PidFile => self.pid_file = Some(value),
-        }
-        Ok(())
-    }
-
-    fn set_cache(&mut self, name: &str) -> Result<(), Failure> {
-        match CacheMode::parse(name) {
-            Some(mode) => self.cache = mode,
-            None => return fail(format!("Invalid cache mode `{name}'")),
+    fn take(&mut self, name: &str, value: String) -> Result<(), Failure> {
+        match name {
+            "nbd" => self.nbd = Some(value),
+            "export-name" => self.export_name = value,
+            "shared" => self.shared = Some(number(&value, "--shared")?),
+            "vhost-user" => self.vhost_user = Some(value),
+            "queues" => self.queues = Some(number(&value, "--queues")?),
+            "serial" => self.serial = Some(value),
+            "fuse" => self.fuse = Some(value),
+            "allow-other" => self.allow_other = true,
+            _ => return self.image.take(name, value),
         }
         Ok(())
     }
@@ -189,45 +115,23 @@ impl Arguments {
                  --fuse FILE",
             );
         }
-        if self.image_opts && self.format.is_some() {
-            return fail("--image-opts and -f are mutually exclusive");
-        }
-        if self.detect_zeroes == DetectZeroes::Unmap && self.keep_space {
-            return fail("--detect-zeroes=unmap is not allowed with --discard=ignore");
-        }
-        for (given, name, needed, without) in [
-            (
-                self.shared.is_some(),
-                "--shared",
-                "--nbd",
-                self.nbd.is_none(),
-            ),
-            (
-                !self.export_name.is_empty(),
-                "--export-name",
-                "--nbd",
-                self.nbd.is_none(),
-            ),
-            (
-                self.queues.is_some(),
-                "--queues",
-                "--vhost-user",
-                self.vhost_user.is_none(),
-            ),
-            (
-                self.serial.is_some(),
-                "--serial",
-                "--vhost-user",
-                self.vhost_user.is_none(),
-            ),
+        self.image.check()?;
+        let (nbd, vhost_user) = (
+            ("--nbd", self.nbd.is_some()),
+            ("--vhost-user", self.vhost_user.is_some()),
+        );
+        for (is_given, name, (needed, is_there)) in [
+            (self.shared.is_some(), "--shared", nbd),
+            (!self.export_name.is_empty(), "--export-name", nbd),
+            (self.queues.is_some(), "--queues", vhost_user),
+            (self.serial.is_some(), "--serial", vhost_user),
             (
                 self.allow_other,
                 "--allow-other",
-                "--fuse",
-                self.fuse.is_none(),
+                ("--fuse", self.fuse.is_some()),
             ),
         ] {
-            if given && without {
+            if is_given && !is_there {
                 return fail(format!("{name} is of no use without {needed}"));
             }
         }
@@ -241,9 +145,6 @@ impl Arguments {
             .is_some_and(|text| text.len() > SERIAL_BYTES)
         {
             return fail(format!("--serial takes at most {SERIAL_BYTES} bytes"));
-        }
-        if self.snapshot.is_some() {
-            self.read_only = true;
         }
         Ok(())
     }
@@ -270,10 +171,16 @@ mod tests {
     fn a_usual_command_line_is_understood() {
         let line = "--nbd n.sock --vhost-user v.sock --queues 4 --fuse disk a.qcow2";
         let arguments = parse(line).expect("valid");
-        assert_eq!(arguments.image, "a.qcow2");
+        assert_eq!(arguments.image.name, "a.qcow2");
         assert_eq!(arguments.queues, Some(4));
-        assert!(!arguments.read_only && !arguments.keep_space && arguments.shared.is_none());
-        assert!(parse("-l one --fuse disk a").expect("valid").read_only);
+        let image = arguments.image;
+        assert!(!image.read_only && !image.keep_space && arguments.shared.is_none());
+        assert!(
+            parse("-l one --fuse disk a")
+                .expect("valid")
+                .image
+                .read_only
+        );
     }
 
     #[test]

@@ -11,5 +11,5 @@ mod arguments;
 mod lines;
 mod program;
 
-pub use arguments::options;
-pub use program::{help, main};
+pub use arguments::SPEC;
+pub use program::main;

@@ -1,7 +1,6 @@
 //! `vellum serve`: the command.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -11,100 +10,25 @@ use vellum_export::nbd::{self, Exports, ServerOptions, Stop};
 use vellum_export::unflushed_logs::UnflushedLogs;
 use vellum_export::{fuse, vhost_user_blk};
 use vellum_graph::stderr;
-use vellum_io::error::io_text;
-use vellum_io::{JoinHandle, lane, program, spawn};
-use vellum_options::OpenFlags;
+use vellum_io::{JoinHandle, program, spawn};
 
-use crate::manual::pages;
-use crate::server::{
-    Failure, Process, Ready, ServedImage, allow_many_files, catch_signals, close, daemonize,
-    listen_unix, log, stop_on_signal, write_pid_file,
-};
-use crate::version::version;
-use crate::{hint, report};
+use crate::report;
+use crate::server::{Failure, Ready, absolute, announce, close, listen_unix, log, start};
 
-use super::arguments::{Action, Arguments, options};
+use super::arguments::{Arguments, SPEC};
 use super::lines::{Place, lines};
 
 /// NBD clients served at once where nothing is said: as many as by the daemon.
 const DEFAULT_CLIENTS: usize = 100;
 
 /// Runs the tool and returns its exit code.
-pub fn main(program: &str, args: Vec<OsString>) -> i32 {
-    let done = Arguments::parse(args).and_then(|arguments| match arguments.action {
-        Action::Help => {
-            report::print(help(program) + &pages::examples("serve"));
-            Ok(())
-        }
-        Action::Version => {
-            report::print(version(program));
-            Ok(())
-        }
-        Action::Serve => start(&arguments),
+pub fn main(_program: &str, args: Vec<OsString>) -> i32 {
+    let done = Arguments::parse(args).and_then(|arguments| {
+        start(arguments.image.fork, async |ready, stop| {
+            run(&arguments, ready, stop).await
+        })
     });
-    Failure::exit_code(done, &options())
-}
-
-/// What `--help` prints.
-pub fn help(program: &str) -> String {
-    let call = report::call(program, "serve");
-    format!(
-        "Usage: {call} [OPTIONS] IMAGE
-Serves the disk in an image in one or several ways at once, until a signal comes, and prints
-what to type to use it.
-
-  -h, --help                 print this text
-  -V, --version              print the version
-
-Where the disk is to be had (at least one):
-      --nbd=SOCKET           for clients of the NBD protocol, at a unix socket
-      --vhost-user=SOCKET    for a virtual machine monitor on this host, which shares the
-                             guest's memory (QEMU, cloud-hypervisor, Firecracker)
-      --fuse=FILE            as a regular file that exists already (its own content is
-                             hidden meanwhile)
-
-More about these:
-  -x, --export-name=NAME     name of the NBD export (default: empty)
-  -e, --shared=N             NBD clients served at once (default 100; 0: any number)
-      --queues=N             queues of the vhost-user disk (default 1)
-      --serial=TEXT          its serial number, as the guest sees it
-      --allow-other          let other users use FILE, as far as its mode says
-
-What to show:
-  -r, --read-only            refuse writes
-  -s, --snapshot             throw all changes away in the end
-  -l, --load-snapshot=PARAM  show an internal snapshot: ID, NAME, or
-                             snapshot.id=ID,snapshot.name=NAME
-
-How to open the image:
-  -f, --format=FORMAT        format of the image (raw, qcow2)
-      --image-opts           IMAGE is a list of key=value options
-      --object=TYPE,id=ID    define a secret
-  -n, --nocache              the same as --cache=none
-      --cache=MODE           none, writeback (default), writethrough, directsync, unsafe
-      --aio=MODE             threads, native, io_uring
-      --discard=MODE         ignore, unmap (default)
-      --detect-zeroes=MODE   off, on, unmap
-
-How to run:
-  -q, --quiet                do not print what to type
-      --fork                 go to the background once the disk is to be had
-      --pid-file=PATH        write the process id to PATH
-"
-    )
-}
-
-fn start(arguments: &Arguments) -> Result<(), Failure> {
-    let Process::Server(ready) = daemonize(arguments.fork)? else {
-        return Ok(());
-    };
-    allow_many_files();
-    let stop = Stop::new();
-    let signals = catch_signals()?;
-    lane::block_on(async {
-        drop(spawn(stop_on_signal(signals, stop.clone())));
-        run(arguments, ready, &stop).await
-    })
+    Failure::exit_code(done, &SPEC)
 }
 
 pub(crate) async fn run(
@@ -113,42 +37,29 @@ pub(crate) async fn run(
     stop: &Stop,
 ) -> Result<(), Failure> {
     if let Some(file) = &arguments.fuse {
-        fuse::remove_dead_mounts(Path::new(&absolute(file)?));
+        fuse::remove_dead_mounts(&absolute(file)?);
     }
     // Signals do not end the program by themselves any more.
-    let Some(device) = stop.or_give_up(open(arguments)).await else {
+    let Some(device) = stop.or_give_up(arguments.image.open()).await else {
         return Ok(());
     };
     let device = device?;
     let mut served = Served::default();
     let begun = served.begin(arguments, &device).await;
-    let begun = begun.and_then(|text| tell(arguments, &text, ready));
+    let begun = begun.and_then(|text| {
+        if !arguments.image.common.quiet {
+            report::print(text);
+        }
+        announce(arguments.image.pid_file.as_deref(), ready, || {
+            "Ctrl-C ends it".to_owned()
+        })
+    });
     if begun.is_ok() {
         program::discard_startup_pages();
         served.wait(stop).await;
     }
     served.end().await;
-    close(&*device, &arguments.image, begun).await
-}
-
-async fn open(arguments: &Arguments) -> Result<Arc<dyn BlockDevice>, Failure> {
-    let temporary = arguments.temporary && !arguments.read_only;
-    let image = ServedImage {
-        name: &arguments.image,
-        format: arguments.format.as_deref(),
-        image_opts: arguments.image_opts,
-        flags: OpenFlags {
-            writable: !arguments.read_only && !arguments.temporary,
-            cache: arguments.cache,
-            aio: arguments.aio,
-            discard: !arguments.keep_space,
-            detect_zeroes: arguments.detect_zeroes,
-            ..OpenFlags::default()
-        },
-        temporary,
-        snapshot: arguments.snapshot.as_deref(),
-    };
-    image.open().await
+    close(&*device, &arguments.image.name, begun).await
 }
 
 /// The ways in which the disk is to be had.
@@ -169,7 +80,7 @@ impl Served {
         arguments: &Arguments,
         device: &Arc<dyn BlockDevice>,
     ) -> Result<String, Failure> {
-        let read_only = arguments.read_only || device.info().read_only;
+        let read_only = arguments.image.read_only || device.info().read_only;
         let flushed = match read_only {
             true => device.clone(),
             false => self.logs.flushed_with(device.clone()),
@@ -177,19 +88,21 @@ impl Served {
         let mut text = String::new();
         if let Some(path) = &arguments.nbd {
             let socket = absolute(path)?;
+            let socket = socket.to_string_lossy();
             self.begin_nbd(arguments, &flushed, &socket)?;
             let export = arguments.export_name.as_str();
-            let socket = socket.as_str();
+            let socket = &*socket;
             text += &lines(Place::Nbd { socket, export }, read_only);
         }
         if let Some(path) = &arguments.vhost_user {
             let socket = absolute(path)?;
+            let socket = socket.to_string_lossy();
             let options = vhost_user_blk::Options {
                 logs: self.logs.clone(),
                 ..vhost_user_options(arguments, read_only)
             };
             self.begin_vhost_user(device, &socket, &options)?;
-            let (socket, queues) = (socket.as_str(), options.queues);
+            let (socket, queues) = (&*socket, options.queues);
             text += &lines(Place::VhostUser { socket, queues }, read_only);
         }
         if let Some(path) = &arguments.fuse {
@@ -200,9 +113,10 @@ impl Served {
                     true => fuse::AllowOther::On,
                     false => fuse::AllowOther::Off,
                 });
-            let export = fuse::Export::new(flushed, PathBuf::from(&path), &options).await;
+            let export = fuse::Export::new(flushed, path.clone(), &options).await;
             self.fuse = Some(export.map_err(failed)?);
-            text += &lines(Place::File { path: &path }, read_only);
+            let path = &*path.to_string_lossy();
+            text += &lines(Place::File { path }, read_only);
         }
         Ok(text)
     }
@@ -215,7 +129,7 @@ impl Served {
     ) -> Result<(), Failure> {
         let listener = listen_unix(socket)?;
         let mut export = nbd::Export::new(arguments.export_name.clone(), device.clone());
-        export.read_only |= arguments.read_only;
+        export.read_only |= arguments.image.read_only;
         let clients = arguments.shared.unwrap_or(DEFAULT_CLIENTS);
         export.multi_conn = clients != 1;
         let options = ServerOptions {
@@ -276,7 +190,7 @@ fn vhost_user_options(arguments: &Arguments, read_only: bool) -> vhost_user_blk:
     let defaults = vhost_user_blk::Options::default();
     vhost_user_blk::Options {
         read_only,
-        write_through: arguments.cache.writethrough,
+        write_through: arguments.image.cache.writethrough,
         queues: arguments.queues.unwrap_or(defaults.queues),
         serial: arguments.serial.clone().unwrap_or(defaults.serial.clone()),
         ..defaults
@@ -285,28 +199,4 @@ fn vhost_user_options(arguments: &Arguments, read_only: bool) -> vhost_user_blk:
 
 fn failed(error: vellum_io::Error) -> Failure {
     Failure::message(report::error_text(&error))
-}
-
-/// A path that holds in any folder, as those who are told need it.
-fn absolute(path: &str) -> Result<String, Failure> {
-    let failed = |error| Failure::message(format!("Failed to stat '{path}': {}", io_text(&error)));
-    let path = std::path::absolute(path).map_err(failed)?;
-    Ok(path.to_string_lossy().into_owned())
-}
-
-/// Tells whoever waits that the disk is to be had, and how.
-fn tell(arguments: &Arguments, text: &str, ready: Option<Ready>) -> Result<(), Failure> {
-    if !arguments.quiet {
-        report::print(text);
-    }
-    if let Some(path) = &arguments.pid_file {
-        write_pid_file(path)?;
-    }
-    match ready {
-        Some(ready) => ready.notify_parent(false),
-        None => {
-            hint::give("Ctrl-C ends it");
-            Ok(())
-        }
-    }
 }

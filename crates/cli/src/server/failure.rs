@@ -1,6 +1,8 @@
 //! Why a server ends with an error.
 
-use crate::getopt::{Shape, UsageError};
+use crate::getopt::UsageError;
+use crate::spec::Spec;
+use crate::version::version;
 use crate::{hint, report};
 
 /// Why the program ends with an error.
@@ -28,7 +30,10 @@ impl From<vellum::Error> for Failure {
 
 impl From<UsageError> for Failure {
     fn from(error: UsageError) -> Self {
-        Failure::Usage(error)
+        match error {
+            UsageError::Object(message) => Failure::Message(message),
+            error => Failure::Usage(error),
+        }
     }
 }
 
@@ -46,29 +51,35 @@ impl Failure {
         }
     }
 
-    /// Prints it on standard error; `options` are those of the tool, for hints.
-    pub fn report(&self, options: &[Shape]) {
+    /// Prints it on standard error, or the help or the version if that was asked for; `spec` is the tool's.
+    ///
+    /// Returns the exit code.
+    pub fn report(&self, spec: &Spec) -> i32 {
         match self {
             Failure::Message(text) => report::error(text),
+            Failure::Usage(UsageError::Help) => {
+                let call = report::call(report::program(), spec.name);
+                report::print(spec.help(&call));
+                return 0;
+            }
+            Failure::Usage(UsageError::Version) => {
+                report::print(version(report::program()));
+                return 0;
+            }
             Failure::Usage(error) => {
                 report::error(error);
-                hint::about_option(error, options);
+                hint::about_option(error, &spec.options());
                 if report::is_own() {
                     report::try_help();
                 }
             }
             Failure::AlreadyReported => {}
         }
+        1
     }
 
     /// The exit code of a tool that has ended so; a failure is reported as by [`Failure::report`].
-    pub fn exit_code(done: Result<(), Failure>, options: &[Shape]) -> i32 {
-        match done {
-            Ok(()) => 0,
-            Err(failure) => {
-                failure.report(options);
-                1
-            }
-        }
+    pub fn exit_code(done: Result<(), Failure>, spec: &Spec) -> i32 {
+        done.map_or_else(|failure| failure.report(spec), |()| 0)
     }
 }

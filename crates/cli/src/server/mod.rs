@@ -14,6 +14,7 @@ mod log;
 mod pid_file;
 mod signals;
 mod socket;
+mod start;
 
 pub use activation::{
     activated_sockets, handed_unix, keep_sockets, left_sockets, take_by_name, take_sockets,
@@ -21,10 +22,11 @@ pub use activation::{
 pub use close::close;
 pub use daemonize::{Process, Ready, daemonize};
 pub use failure::Failure;
-pub use image::ServedImage;
+pub use image::{ABOUT_ROWS, IMAGE_ROWS, ServedImage};
 pub use limits::allow_many_files;
 pub use listen::{bad_port, listen_tcp, listen_unix};
 pub use log::{failures, log};
 pub use pid_file::write_pid_file;
 pub use signals::{catch_signals, catch_these, next_signal, stop_on_signal};
 pub use socket::check_free;
+pub use start::{absolute, announce, start};

@@ -8,62 +8,62 @@ use vellum_images::create::{self, CreateRequest};
 use vellum_io::error::io_text;
 use vellum_io::lane;
 
-use super::super::command::{Command, Failure, Outcome, check_object, fail};
-use super::super::help;
+use super::super::command::{Command, Failure, Outcome, Subcommand, fail, not_taken};
+use super::super::rows::{OBJECT, QUIET, REPOSITORY, TAG};
 use super::{disk_name, find, named};
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::report;
+use crate::spec::Spec;
 
-#[derive(Debug, Clone, Copy)]
-enum Opt {
-    Help,
-    Quiet,
-    Cache,
-    Limit,
-    Prefetch,
-    Options,
-    Object,
-}
+pub static OPEN: Subcommand = Subcommand {
+    spec: Spec {
+        name: "open",
+        about: "Make an overlay on a disk in a repository",
+        usage: "\
+[--cache FOLDER [--limit SIZE] [--prefetch]] [-o OPTIONS] [-q]
+        [--object OBJDEF] REPOSITORY[:TAG[@NUMBER]] OVERLAY",
+        arguments: &[
+            QUIET,
+            "--cache FOLDER  keep what was read in this folder, which is this user's alone, for \
+             all disks",
+            "--limit SIZE  what the folder takes at most",
+            "--prefetch  bring everything there in the background",
+            "-o, --options OPTIONS  options of the overlay",
+            OBJECT,
+            REPOSITORY,
+            TAG,
+            "OVERLAY  the qcow2 image to make, whose backing file the disk is",
+        ],
+        examples: "\
+vellum open --cache /var/cache/vellum s3://backups/site:vm1 vm.qcow2
+  a disk that can be used at once, and reads what it needs
+vellum open /mnt/backups:vm1@3 old.qcow2
+  the third one that was pushed, from a folder
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
-    OptionSpec::long(Opt::Cache, "cache", Takes::Value),
-    OptionSpec::long(Opt::Limit, "limit", Takes::Value),
-    OptionSpec::long(Opt::Prefetch, "prefetch", Takes::Nothing),
-    OptionSpec::new(Opt::Options, 'o', "options", Takes::Value),
-    OptionSpec::long(Opt::Object, "object", Takes::Value),
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
-
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut cache = serde_json::Map::new();
-    let (mut quiet, mut options) = (false, None);
-    let mut parser = command.parser(OPTIONS, args);
-    while let Some((option, value)) = parser.next_option()? {
-        let value = value.unwrap_or_default();
-        match option {
-            Opt::Help => return help::subcommand(command),
-            Opt::Quiet => quiet = true,
+    let mut options = None;
+    let common = command.parse(args, |name, value| {
+        match name {
             // The overlay may be opened from any folder.
-            Opt::Cache => match std::path::absolute(&value) {
+            "cache" => match std::path::absolute(&value) {
                 Ok(path) => drop(cache.insert("directory".into(), path.to_string_lossy().into())),
                 Err(error) => {
                     return fail(format!("Invalid folder '{value}': {}", io_text(&error)));
                 }
             },
-            Opt::Limit => drop(cache.insert("limit".into(), value.into())),
-            Opt::Prefetch => drop(cache.insert("prefetch".into(), true.into())),
-            Opt::Options => super::super::create::add_options(&mut options, value)?,
-            Opt::Object => check_object(&value)?,
+            "limit" => drop(cache.insert("limit".into(), value.into())),
+            "prefetch" => drop(cache.insert("prefetch".into(), true.into())),
+            "options" => super::super::create::add_options(&mut options, value)?,
+            _ => return not_taken(name),
         }
-    }
-    let operands = parser.operands();
-    let [disk, overlay] = operands.as_slice() else {
+        Ok(())
+    })?;
+    let [disk, overlay] = common.operands.as_slice() else {
         let message = "Expecting a disk in a repository and the overlay's name";
         return Err(Failure::Usage(message.into()));
     };
@@ -95,7 +95,7 @@ pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
         let settings = create::prepare(&request).await?;
         create::make(&request.filename, &request.format, &settings).await
     })?;
-    if !quiet {
+    if !common.quiet {
         let name = disk_name(&manifest);
         report::print(format_args!("{overlay}: an overlay on {name}\n"));
     }

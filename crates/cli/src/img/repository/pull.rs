@@ -14,61 +14,61 @@ use vellum_options::filename;
 use vellum_repository::PushId;
 use vellum_storage::{FileOptions, FileStorage};
 
-use super::super::command::{Command, Failure, Outcome, check_object, fail};
-use super::super::{convert, help, subcommand};
+use super::super::command::{Command, Failure, Outcome, Subcommand, fail, not_taken};
+use super::super::convert;
+use super::super::rows::{OBJECT, PROGRESS, QUIET, REPOSITORY, TAG};
 use super::{find, named};
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
+use crate::spec::Spec;
 
-#[derive(Debug, Clone, Copy)]
-enum Opt {
-    Help,
-    Quiet,
-    Progress,
-    Format,
-    Options,
-    Compress,
-    Existing,
-    Object,
-}
+pub static PULL: Subcommand = Subcommand {
+    spec: Spec {
+        name: "pull",
+        about: "Copy a disk out of a repository",
+        usage: "\
+[-O FMT] [-o OPTIONS] [-c] [-n] [-p] [-q] [--object OBJDEF]
+        REPOSITORY[:TAG[@NUMBER]] FILENAME",
+        arguments: &[
+            QUIET,
+            PROGRESS,
+            "-O, --target-format FMT  the format of FILENAME (qcow2; raw for .raw and .img)",
+            "-o, --target-options OPTIONS  options of that format",
+            "-c, --compress  compress what is written",
+            "-n, --no-create  FILENAME is there: overwrite what it holds",
+            OBJECT,
+            REPOSITORY,
+            TAG,
+            "FILENAME  the file to make; it appears when it is complete",
+        ],
+        examples: "\
+vellum pull s3://backups/site:vm1 disk.qcow2
+  the newest one
+vellum pull -O raw s3://backups/site:vm1@3 disk.raw
+  the third one, as a raw image
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
-    OptionSpec::new(Opt::Progress, 'p', "progress", Takes::Nothing),
-    OptionSpec::new(Opt::Format, 'O', "target-format", Takes::Value),
-    OptionSpec::new(Opt::Options, 'o', "target-options", Takes::Value),
-    OptionSpec::new(Opt::Compress, 'c', "compress", Takes::Nothing),
-    OptionSpec::new(Opt::Existing, 'n', "no-create", Takes::Nothing),
-    OptionSpec::long(Opt::Object, "object", Takes::Value),
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
-
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut words = Vec::<String>::new();
     let (mut format, mut existing, mut settings) = (None, false, Vec::<String>::new());
-    let mut parser = command.parser(OPTIONS, args);
-    while let Some((option, value)) = parser.next_option()? {
-        let value = value.unwrap_or_default();
-        match option {
-            Opt::Help => return help::subcommand(command),
-            Opt::Quiet => words.push("-q".into()),
-            Opt::Progress => words.push("-p".into()),
-            Opt::Format => format = Some(value),
-            Opt::Options => {
+    let common = command.parse(args, |name, value| {
+        match name {
+            "target-format" => format = Some(value),
+            "target-options" => {
                 settings.push(value.clone());
                 words.extend(["-o".into(), value]);
             }
-            Opt::Compress => words.push("-c".into()),
-            Opt::Existing => existing = true,
-            Opt::Object => check_object(&value)?,
+            "compress" => words.push("-c".into()),
+            "no-create" => existing = true,
+            _ => return not_taken(name),
         }
-    }
-    let operands = parser.operands();
-    let [disk, target] = operands.as_slice() else {
+        Ok(())
+    })?;
+    words.extend(common.quiet.then(|| "-q".into()));
+    words.extend(common.progress.then(|| "-p".into()));
+    let [disk, target] = common.operands.as_slice() else {
         let message = "Expecting a disk in a repository and a file";
         return Err(Failure::Usage(message.into()));
     };
@@ -143,10 +143,10 @@ fn find_disk(named: &Named) -> Result<(u64, PushId), Failure> {
 fn copy(command: Command<'_>, mut words: Vec<String>, target: &str) -> Outcome {
     words.push(target.to_owned());
     let command = Command {
-        subcommand: subcommand("convert").unwrap_or(command.subcommand),
+        subcommand: &convert::CONVERT,
         ..command
     };
-    convert::run(command, words.into_iter().map(OsString::from).collect())
+    (convert::CONVERT.run)(command, words.into_iter().map(OsString::from).collect())
 }
 
 /// The format that a name's ending says; qcow2 unless that is of a raw disk.

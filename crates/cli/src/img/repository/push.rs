@@ -11,55 +11,61 @@ use vellum_options::{CacheMode, ImageSpec, OpenFlags};
 use vellum_repository::{DiskName, PushId, PushOptions, Pushed, Repository, Since, push};
 
 use super::super::command::{
-    Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, number, open_failure,
-    reading_once,
+    Command, Failure, Outcome, Subcommand, cache_mode, fail, install_bulk_lane, not_taken, number,
+    open_failure, reading_once,
 };
-use super::super::common::{self, CommonArgs};
-use super::super::{cut_short, help};
+use super::super::cut_short;
+use super::super::rows::{FORMAT, IMAGE_OPTS, OBJECT, OUTPUT, PROGRESS, QUIET, REPOSITORY, SHARE};
 use super::{disk_name, failed, manifest_json, named, sizes};
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::output::Output;
 use crate::progress::Progress;
 use crate::report;
+use crate::spec::{CommonArgs, Spec};
 
-type Opt = common::Opt<Own>;
-
-#[derive(Debug, Clone, Copy)]
-enum Own {
-    Bitmap,
-    Since,
-    Full,
-    Track,
-    Level,
-    TakeOver,
-    Cache,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    Opt::HELP,
-    Opt::QUIET,
-    Opt::PROGRESS,
-    Opt::FORMAT,
-    Opt::IMAGE_OPTS,
-    Opt::OUTPUT,
-    Opt::FORCE_SHARE,
-    Opt::own(Own::Cache, 'T', "cache", Takes::Value),
-    Opt::own_long(Own::Bitmap, "bitmap", Takes::Value),
-    Opt::own_long(Own::Since, "since", Takes::Value),
-    Opt::own_long(Own::Full, "full", Takes::Nothing),
-    Opt::own_long(Own::Track, "track", Takes::Nothing),
-    Opt::own_long(Own::Level, "level", Takes::Value),
-    Opt::own_long(Own::TakeOver, "take-over", Takes::Nothing),
-    Opt::OBJECT,
-];
+pub static PUSH: Subcommand = Subcommand {
+    spec: Spec {
+        name: "push",
+        about: "Put a disk into a repository",
+        usage: "\
+[-f FMT | --image-opts] [--bitmap NAME | --since TAG[@NUMBER] | --full] [--track]
+        [--level LEVEL] [--take-over] [-T CACHE_MODE] [-U] [-p] [-q] [--output OUTPUT]
+        [--object OBJDEF] DISK REPOSITORY[:TAG]",
+        arguments: &[
+            QUIET,
+            PROGRESS,
+            FORMAT,
+            IMAGE_OPTS,
+            "--track  leave a bitmap in the image that notes what changes from now on",
+            "--since TAG[@NUMBER]  read what has changed since then, as the bitmap of that push \
+             tells, and fail if there is none",
+            "--bitmap NAME  read what this bitmap says has changed since the newest disk of the \
+             tag",
+            "--full  read everything, although a bitmap is there",
+            "--level LEVEL  of zstd, 1 to 19 (3)",
+            "--take-over  go on for another push to the tag, which is known to have been killed",
+            "-T, --cache CACHE_MODE  cache mode of DISK (writeback)",
+            SHARE,
+            OUTPUT,
+            OBJECT,
+            "DISK  what is pushed: any image or disk that is not written to meanwhile",
+            REPOSITORY,
+            "TAG  the disk's name there (latest)",
+        ],
+        examples: "\
+vellum push --track disk.qcow2 s3://backups/site:vm1
+  all of it at first, and after that what has changed
+vellum push disk.raw /mnt/backups:vm1
+  into a folder; what is there already is not stored again
+vellum push --bitmap daily disk.qcow2 /mnt/backups:vm1
+  what a bitmap of your own says has changed since the newest one there
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 const BACKING_UNKNOWN: &str = "all of the disk is read, and so it will be next time: nothing tells whether a layer below has changed \
      (a file that was changed a moment ago, a device, or a server that names no version)";
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
 
 #[derive(Debug, Default)]
 struct Arguments {
@@ -73,24 +79,21 @@ struct Arguments {
     take_over: bool,
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let parsed = common::parse(command, OPTIONS, args, |option, value| {
-        match option {
-            Own::Cache => arguments.cache = cache_mode("source cache", &value)?,
-            Own::Bitmap => arguments.bitmap = Some(value),
-            Own::Since => arguments.since = Some(value),
-            Own::Full => arguments.full = true,
-            Own::Track => arguments.track = true,
-            Own::Level => arguments.level = Some(number("level", &value, 1, 19)? as i32),
-            Own::TakeOver => arguments.take_over = true,
+    arguments.common = command.parse(args, |name, value| {
+        match name {
+            "cache" => arguments.cache = cache_mode("source cache", &value)?,
+            "bitmap" => arguments.bitmap = Some(value),
+            "since" => arguments.since = Some(value),
+            "full" => arguments.full = true,
+            "track" => arguments.track = true,
+            "level" => arguments.level = Some(number("level", &value, 1, 19)? as i32),
+            "take-over" => arguments.take_over = true,
+            _ => return not_taken(name),
         }
         Ok(())
     })?;
-    let Some(common) = parsed else {
-        return help::subcommand(command);
-    };
-    arguments.common = common;
     let excluding = [
         arguments.bitmap.is_some(),
         arguments.since.is_some(),

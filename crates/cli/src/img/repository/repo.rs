@@ -12,66 +12,74 @@ use vellum_repository::{
     verify,
 };
 
-use super::super::command::{Command, Failure, Outcome, check_object, fail, number};
-use super::super::help;
+use super::super::command::{Command, Failure, Outcome, Subcommand, fail, not_taken, number};
+use super::super::rows::{OBJECT, OUTPUT, PROGRESS, QUIET, REPOSITORY};
 use super::{disk_name, failed, manifest_json, named, told};
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::output::Output;
 use crate::progress::Progress;
 use crate::size::human;
+use crate::spec::{CommonArgs, Spec};
 use crate::{localtime, report};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Opt {
-    Help,
-    Quiet,
-    Progress,
-    Output,
-    ReadData,
-    Keep,
-    KeepWithin,
-    DryRun,
-    BreakLock,
-    StaleAfter,
-    Object,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    OptionSpec::new(Opt::Help, 'h', "help", Takes::Nothing),
-    OptionSpec::new(Opt::Quiet, 'q', "quiet", Takes::Nothing),
-    OptionSpec::new(Opt::Progress, 'p', "progress", Takes::Nothing),
-    OptionSpec::long(Opt::Output, "output", Takes::Value),
-    OptionSpec::long(Opt::ReadData, "read-data", Takes::Nothing),
-    OptionSpec::long(Opt::Keep, "keep", Takes::Value),
-    OptionSpec::long(Opt::KeepWithin, "keep-within", Takes::Value),
-    OptionSpec::long(Opt::DryRun, "dry-run", Takes::Nothing),
-    OptionSpec::long(Opt::BreakLock, "break-lock", Takes::Nothing),
-    OptionSpec::long(Opt::StaleAfter, "stale-after", Takes::Value),
-    OptionSpec::long(Opt::Object, "object", Takes::Value),
-];
+pub static REPO: Subcommand = Subcommand {
+    spec: Spec {
+        name: "repo",
+        about: "List, verify and clean a repository",
+        usage: "\
+list|verify|prune|remove|gc [--read-data] [--keep COUNT]
+        [--keep-within TIME] [--stale-after TIME] [--dry-run] [--break-lock]
+        [-p] [-q] [--output OUTPUT] [--object OBJDEF] REPOSITORY[:TAG]",
+        arguments: &[
+            QUIET,
+            PROGRESS,
+            "list  what disks there are",
+            "verify  whether all that disks lead to is there; exit code 2 if not",
+            "--read-data  verify: read and compare all of it",
+            "prune  remove all disks (of TAG) but those that the options keep, and the newest of \
+             each tag",
+            "--keep COUNT  prune: the newest COUNT of each tag stay",
+            "--keep-within TIME  prune: what is younger stays (30d, 12h)",
+            "remove  remove TAG with all of its disks",
+            "gc  remove objects that no disk leads to any more",
+            "--stale-after TIME  gc: pushes without a sign of life for so long are given up (24h)",
+            "--dry-run  prune, remove, gc: say what would go",
+            "--break-lock  another prune, remove or gc is known to have been killed",
+            OUTPUT,
+            OBJECT,
+            REPOSITORY,
+        ],
+        examples: "\
+vellum repo list s3://backups/site
+  what is there
+vellum repo verify --read-data s3://backups/site
+  whether all of it is there, and what was pushed
+vellum repo prune --keep 7 s3://backups/site
+  of each tag the newest seven stay
+vellum repo gc s3://backups/site
+  what no disk needs any more goes
+",
+        exits: "\
+0  done
+1  an error, which is told
+2  something is missing or damaged (list, verify)
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 /// What can be done, and the options that belong to it alone.
-const ACTIONS: &[(&str, &[Opt])] = &[
-    ("gc", &[Opt::DryRun, Opt::BreakLock, Opt::StaleAfter]),
+const ACTIONS: &[(&str, &[&str])] = &[
+    ("gc", &["dry-run", "break-lock", "stale-after"]),
     ("list", &[]),
-    (
-        "prune",
-        &[Opt::Keep, Opt::KeepWithin, Opt::DryRun, Opt::BreakLock],
-    ),
-    ("remove", &[Opt::DryRun, Opt::BreakLock]),
-    ("verify", &[Opt::ReadData]),
+    ("prune", &["keep", "keep-within", "dry-run", "break-lock"]),
+    ("remove", &["dry-run", "break-lock"]),
+    ("verify", &["read-data"]),
 ];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
 
 #[derive(Debug, Default)]
 struct Arguments {
-    quiet: bool,
-    progress: bool,
-    output: Output,
+    common: CommonArgs,
     read_data: bool,
     keep: Keep,
     dry_run: bool,
@@ -79,31 +87,23 @@ struct Arguments {
     stale: Option<Duration>,
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
     let mut special = Vec::new();
-    let mut parser = command.parser(OPTIONS, args);
-    while let Some((option, value)) = parser.next_option()? {
-        let value = value.unwrap_or_default();
-        if ACTIONS.iter().any(|(_, own)| own.contains(&option)) {
-            special.push(option);
+    arguments.common = command.parse(args, |name, value| {
+        special.push(name);
+        match name {
+            "read-data" => arguments.read_data = true,
+            "keep" => arguments.keep.newest = Some(number("count", &value, 1, 1 << 40)?),
+            "keep-within" => arguments.keep.within = Some(duration(&value)?),
+            "dry-run" => arguments.dry_run = true,
+            "break-lock" => arguments.break_lock = true,
+            "stale-after" => arguments.stale = Some(duration(&value)?),
+            _ => return not_taken(name),
         }
-        match option {
-            Opt::Help => return help::subcommand(command),
-            Opt::Quiet => arguments.quiet = true,
-            Opt::Progress => arguments.progress = true,
-            Opt::Output => arguments.output = Output::parse(&value)?,
-            Opt::ReadData => arguments.read_data = true,
-            Opt::Keep => arguments.keep.newest = Some(number("count", &value, 1, 1 << 40)?),
-            Opt::KeepWithin => arguments.keep.within = Some(duration(&value)?),
-            Opt::DryRun => arguments.dry_run = true,
-            Opt::BreakLock => arguments.break_lock = true,
-            Opt::StaleAfter => arguments.stale = Some(duration(&value)?),
-            Opt::Object => check_object(&value)?,
-        }
-    }
-    let operands = parser.operands();
-    let [action, repository] = operands.as_slice() else {
+        Ok(())
+    })?;
+    let [action, repository] = arguments.common.operands.as_slice() else {
         let message = "Expecting list, verify, prune, remove or gc, and a repository";
         return Err(Failure::Usage(message.into()));
     };
@@ -160,7 +160,7 @@ async fn list(named: &Named, tag: Option<TagName>, arguments: &Arguments) -> Out
     let repository = named.open().await.map_err(failed)?;
     let (mut disks, problems) = repository.disks().await.map_err(failed)?;
     disks.retain(|disk| tag.as_ref().is_none_or(|tag| disk.tag == *tag));
-    match arguments.output {
+    match arguments.common.output {
         Output::Json => print_json(&disks.iter().map(manifest_json).collect()),
         Output::Human => print_disks(&disks),
     }
@@ -209,9 +209,9 @@ async fn prune_disks(named: &Named, tag: Option<TagName>, arguments: &Arguments)
     let pruned = prune(&repository, &arguments.keep, &removal(arguments, tag))
         .await
         .map_err(failed)?;
-    match arguments.output {
+    match arguments.common.output {
         Output::Json => print_json(&pruned.iter().map(manifest_json).collect()),
-        Output::Human if arguments.quiet => {}
+        Output::Human if arguments.common.quiet => {}
         Output::Human => {
             for disk in &pruned {
                 report::print(format_args!("{}\n", disk_name(disk)));
@@ -232,9 +232,9 @@ async fn remove(named: &Named, tag: &TagName, arguments: &Arguments) -> Outcome 
     let removed = remove_tag(&repository, tag, &removal(arguments, None))
         .await
         .map_err(failed)?;
-    match arguments.output {
+    match arguments.common.output {
         Output::Json => print_json(&json!({"removed-disks": removed})),
-        Output::Human if arguments.quiet => {}
+        Output::Human if arguments.common.quiet => {}
         Output::Human => {
             let done = if arguments.dry_run {
                 "would be removed"
@@ -262,14 +262,14 @@ async fn collect(named: &Named, arguments: &Arguments) -> Outcome {
         waiting,
         given_up,
     } = collected;
-    match arguments.output {
+    match arguments.common.output {
         Output::Json => print_json(&json!({
             "removed-objects": removed,
             "removed-bytes": removed_bytes,
             "waiting-objects": waiting,
             "given-up-pushes": given_up,
         })),
-        Output::Human if arguments.quiet => {}
+        Output::Human if arguments.common.quiet => {}
         Output::Human => {
             let done = if arguments.dry_run {
                 "would be removed"
@@ -293,15 +293,15 @@ const DAMAGED: i32 = 2;
 
 async fn verify_all(command: Command<'_>, named: &Named, arguments: &Arguments) -> Outcome {
     let repository = named.open().await.map_err(failed)?;
-    let quiet = arguments.quiet || arguments.output == Output::Json;
-    let mut progress = Progress::new(command.program, arguments.progress, quiet, 1.0);
+    let quiet = arguments.common.quiet || arguments.common.output == Output::Json;
+    let mut progress = Progress::new(command.program, arguments.common.progress, quiet, 1.0);
     let verified = verify(&repository, arguments.read_data, |done, total| {
         progress.show(done, total);
     })
     .await;
     progress.end();
     let verified = verified.map_err(failed)?;
-    match arguments.output {
+    match arguments.common.output {
         Output::Json => print_json(&json!({
             "disks": verified.disks,
             "segments": verified.segments,
@@ -323,7 +323,7 @@ fn print_verified(verified: &Verified, arguments: &Arguments) {
     for problem in &verified.problems {
         report::eprint_line(problem);
     }
-    if arguments.quiet {
+    if arguments.common.quiet {
         return;
     }
     let Verified {

@@ -15,52 +15,55 @@ use vellum_options::CacheMode;
 use vellum_options::create_options::asks_for_help;
 
 use super::super::command::{
-    Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, number, one_name,
+    Command, Failure, Outcome, Subcommand, cache_mode, fail, install_bulk_lane, not_taken, number,
+    one_name,
 };
-use super::super::common::{self, CommonArgs};
 use super::super::create::{add_options, print_option_help};
-use super::super::help;
+use super::super::rows::{OBJECT, PROGRESS, QUIET};
 use super::state::{State, partial};
 use super::target::{TargetOptions, ready, refuse_in_use};
 use super::{id_text, widen};
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::progress::Progress;
 use crate::size::human;
+use crate::spec::{CommonArgs, Spec};
 use crate::{hint, local, report};
 
-type Opt = common::Opt<Own>;
-
-#[derive(Debug, Clone, Copy)]
-enum Own {
-    Format,
-    Options,
-    NoCreate,
-    Cache,
-    Parallel,
-    Force,
-    ResumeToken,
-    Token,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    Opt::HELP,
-    Opt::QUIET,
-    Opt::PROGRESS,
-    Opt::own(Own::Format, 'O', "target-format", Takes::Value),
-    Opt::own(Own::Options, 'o', "target-options", Takes::Value),
-    Opt::own(Own::NoCreate, 'n', "no-create", Takes::Nothing),
-    Opt::own(Own::Cache, 't', "target-cache", Takes::Value),
-    Opt::own(Own::Parallel, 'm', "parallel", Takes::Value),
-    Opt::own_long(Own::Force, "force", Takes::Nothing),
-    Opt::own_long(Own::ResumeToken, "resume-token", Takes::Nothing),
-    Opt::own_long(Own::Token, "token", Takes::Nothing),
-    Opt::OBJECT,
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub static RECEIVE: Subcommand = Subcommand {
+    spec: Spec {
+        name: "receive",
+        about: "Apply what 'send' has written to a disk",
+        usage: "\
+[-O FMT] [-o OPTIONS] [-n] [--force] [-t CACHE] [-m NUM_COROUTINES] [-p] [-q]
+        [--object OBJDEF] DISK < STREAM
+        [--resume-token | --token] DISK",
+        arguments: &[
+            QUIET,
+            PROGRESS,
+            "-O, --target-format FMT  the format of DISK: qcow2 (the default) or raw; of one that \
+             is there, what it is",
+            "-o, --target-options OPTIONS  options to make DISK with, or 'help' to list them",
+            "-n, --no-create  a whole disk goes into an image that is there, of the same size",
+            "--force  replace DISK, give up what is half received, apply changes to whatever there \
+             is",
+            "-t, --target-cache CACHE  cache mode of DISK (writeback)",
+            "-m, --parallel NUM_COROUTINES  pieces of 1 MiB to unpack and write side by side",
+            "--resume-token  print what 'send --resume' needs to go on with a half received DISK",
+            "--token  print which stream DISK holds, for 'send --base'",
+            OBJECT,
+            "DISK  the image, a file; half received it has another name",
+        ],
+        examples: "\
+vellum receive disk.qcow2 < disk.stream
+  a new disk, or the changes of one that is there
+vellum receive -O raw disk.raw < disk.stream
+  the same in another format
+vellum receive --resume-token disk.qcow2
+  what 'send --resume' needs after a stream was cut off
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 const MAX_PARALLEL: u64 = 64;
 
@@ -73,28 +76,26 @@ struct Arguments {
     token: bool,
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let parsed = common::parse(command, OPTIONS, args, |option, value| {
+    let common = command.parse(args, |name, value| {
         let target = &mut arguments.target;
-        match option {
-            Own::Format => target.format = Some(value),
-            Own::Options => add_options(&mut target.create_options, value)?,
-            Own::NoCreate => target.no_create = true,
-            Own::Cache => target.cache = cache_mode("cache", &value)?,
-            Own::Parallel => {
+        match name {
+            "target-format" => target.format = Some(value),
+            "target-options" => add_options(&mut target.create_options, value)?,
+            "no-create" => target.no_create = true,
+            "target-cache" => target.cache = cache_mode("cache", &value)?,
+            "parallel" => {
                 let count = number("number of coroutines", &value, 1, MAX_PARALLEL)?;
                 arguments.parallel = Some(count);
             }
-            Own::Force => target.force = true,
-            Own::ResumeToken => arguments.resume_token = true,
-            Own::Token => arguments.token = true,
+            "force" => target.force = true,
+            "resume-token" => arguments.resume_token = true,
+            "token" => arguments.token = true,
+            _ => return not_taken(name),
         }
         Ok(())
     })?;
-    let Some(common) = parsed else {
-        return help::subcommand(command);
-    };
     arguments.target.quiet = common.quiet;
     arguments.common = common;
     let target = &arguments.target;

@@ -19,59 +19,63 @@ use vellum_jobs::transfer::{SendError, SendOptions, Sent, send};
 use vellum_options::{CacheMode, OpenFlags};
 
 use super::super::command::{
-    Command, Failure, Outcome, cache_mode, fail, install_bulk_lane, number, one_name, open_failure,
-    reading_once, size,
+    Command, Failure, Outcome, Subcommand, cache_mode, fail, install_bulk_lane, not_taken, number,
+    one_name, open_failure, reading_once, size,
 };
-use super::super::common::{self, CommonArgs};
 use super::super::convert_stdout::OUTPUT_FILE;
 use super::super::note::cannot;
-use super::super::{convert_onto_source, cut_short, help, snapshot};
+use super::super::rows::{FILENAME, FORMAT, IMAGE_OPTS, OBJECT, QUIET, SHARE, SOURCE_CACHE};
+use super::super::{convert_onto_source, cut_short, snapshot};
 use super::source::SourceIdentity;
 use super::{id_text, parse_header, parse_id, source, widen};
-use crate::getopt::{OptionSpec, Shape, Takes, shapes};
 use crate::progress::Progress;
 use crate::report;
 use crate::size::human;
+use crate::spec::{CommonArgs, Spec};
 
-type Opt = common::Opt<Own>;
-
-#[derive(Debug, Clone, Copy)]
-enum Own {
-    Bitmap,
-    Base,
-    Resume,
-    Snapshot,
-    File,
-    Cache,
-    Rate,
-    Parallel,
-    Level,
-}
-
-const OPTIONS: &[OptionSpec<Opt>] = &[
-    Opt::HELP,
-    Opt::QUIET,
-    Opt::PROGRESS,
-    Opt::FORMAT,
-    Opt::IMAGE_OPTS,
-    Opt::own_long(Own::Bitmap, "since", Takes::Value),
-    Opt::own_long(Own::Bitmap, "bitmap", Takes::Value),
-    Opt::own_long(Own::Base, "base", Takes::Value),
-    Opt::own_long(Own::Resume, "resume", Takes::Value),
-    Opt::own(Own::Snapshot, 'l', "snapshot", Takes::Value),
-    Opt::own(Own::File, 'o', "file", Takes::Value),
-    Opt::own(Own::Cache, 'T', "cache", Takes::Value),
-    Opt::own(Own::Rate, 'r', "rate", Takes::Value),
-    Opt::own(Own::Parallel, 'm', "parallel", Takes::Value),
-    Opt::own_long(Own::Level, "level", Takes::Value),
-    Opt::FORCE_SHARE,
-    Opt::OBJECT,
-];
-
-/// The options, as completions and manuals show them.
-pub fn options() -> Vec<Shape> {
-    shapes(OPTIONS)
-}
+pub static SEND: Subcommand = Subcommand {
+    spec: Spec {
+        name: "send",
+        about: "Write a disk, or what has changed of one, as a stream",
+        usage: "\
+[-f FMT | --image-opts] [--since BITMAP [--base TOKEN] | -l SNAPSHOT | --resume TOKEN]
+        [-o FILE] [--level LEVEL] [-r RATE] [-m NUM_COROUTINES] [-T CACHE_MODE] [-U] [-p] [-q]
+        [--object OBJDEF] FILENAME > STREAM",
+        arguments: &[
+            QUIET,
+            "-p, --progress  show how far it is (with -o; else a bar on a terminal)",
+            FORMAT,
+            IMAGE_OPTS,
+            "--since, --bitmap BITMAP  send only what this bitmap of FILENAME calls dirty, instead \
+             of the whole disk",
+            "--base TOKEN  the stream that the receiver must have: what changed since is in BITMAP",
+            "--resume TOKEN  go on with a stream that was cut off, with what 'receive \
+             --resume-token' prints",
+            "-l, --snapshot SNAPSHOT  send an internal snapshot, by its ID or TAG",
+            "-o, --file FILE  write the stream into a new file, not to standard output",
+            "--level LEVEL  level of zstd from 1 to 22 (1); 0 compresses nothing",
+            "-r, --rate RATE  write so many bytes of the stream in a second at most",
+            "-m, --parallel NUM_COROUTINES  pieces of 1 MiB to read and compress side by side",
+            SOURCE_CACHE,
+            SHARE,
+            OBJECT,
+            FILENAME,
+        ],
+        closing: "\
+The token of the stream is told at its end; 'vellum receive --token' tells it as well.
+",
+        examples: "\
+vellum send disk.qcow2 | ssh host vellum receive disk.qcow2
+  a copy of the disk on another machine
+vellum send disk.qcow2 --since monday | ssh host vellum receive disk.qcow2
+  what the bitmap 'monday' calls dirty
+vellum send -o disk.stream disk.qcow2
+  a file to be received later
+",
+        ..Spec::EMPTY
+    },
+    run,
+};
 
 const MAX_PARALLEL: u64 = 64;
 const DEFAULT_LEVEL: i32 = 1;
@@ -93,32 +97,29 @@ struct Arguments {
     level: Option<i32>,
 }
 
-pub fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
+fn run(command: Command<'_>, args: Vec<OsString>) -> Outcome {
     let mut arguments = Arguments::default();
-    let parsed = common::parse(command, OPTIONS, args, |option, value| {
-        match option {
-            Own::Bitmap => arguments.bitmap = Some(value),
-            Own::Base => arguments.base = Some(parse_id(&value)?),
-            Own::Resume => arguments.resume = Some(resume_token(&value)?),
-            Own::Snapshot => arguments.snapshot = Some(value),
-            Own::File => arguments.file = Some(value),
-            Own::Cache => arguments.cache = cache_mode("cache", &value)?,
-            Own::Rate => arguments.rate_bytes = size("rate limit", &value, 0, u64::MAX)?,
-            Own::Parallel => {
+    arguments.common = command.parse(args, |name, value| {
+        match name {
+            "since" | "bitmap" => arguments.bitmap = Some(value),
+            "base" => arguments.base = Some(parse_id(&value)?),
+            "resume" => arguments.resume = Some(resume_token(&value)?),
+            "snapshot" => arguments.snapshot = Some(value),
+            "file" => arguments.file = Some(value),
+            "cache" => arguments.cache = cache_mode("cache", &value)?,
+            "rate" => arguments.rate_bytes = size("rate limit", &value, 0, u64::MAX)?,
+            "parallel" => {
                 let count = number("number of coroutines", &value, 1, MAX_PARALLEL)?;
                 arguments.parallel = Some(count);
             }
-            Own::Level => {
+            "level" => {
                 let level = number("compression level", &value, 0, MAX_LEVEL)?;
                 arguments.level = Some(level as i32);
             }
+            _ => return not_taken(name),
         }
         Ok(())
     })?;
-    let Some(common) = parsed else {
-        return help::subcommand(command);
-    };
-    arguments.common = common;
     one_name(&arguments.common.operands)?;
     arguments.check()?;
     install_bulk_lane(arguments.cache.direct)?;
