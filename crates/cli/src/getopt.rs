@@ -264,7 +264,7 @@ impl Parser {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::options_in;
+    use crate::option_rows::options_in;
 
     const OPTIONS: &str = "-f, --format FMT\n-p, --progress\n--force\n-T, --trace PATTERN\n";
 

@@ -24,6 +24,7 @@ mod mount;
 mod nbd;
 mod object;
 mod oci;
+mod option_rows;
 mod output;
 mod progress;
 mod report;

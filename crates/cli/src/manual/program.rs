@@ -13,39 +13,8 @@ use crate::report;
 use crate::spec::Spec;
 
 use super::complete::candidates;
-use super::tools::{self, Tool};
+use super::tools::{self, COMPLETIONS, MAN, Tool};
 use super::{describe, scripts};
-
-pub const COMPLETIONS: Spec = Spec {
-    name: "completions",
-    about: "Print completions for bash, zsh or fish",
-    explains: "\
-Prints a completion script for PROGRAM (vellum, or one of the programs whose names it
-answers to).",
-    usage: "bash|zsh|fish [PROGRAM]\n",
-    closing: "\nFor example, in ~/.bashrc:  source <(vellum completions bash)\n",
-    examples: "\
-source <(vellum completions bash)
-  in ~/.bashrc
-vellum completions zsh > ~/.zfunc/_vellum
-  in a folder of $fpath
-vellum completions fish > ~/.config/fish/completions/vellum.fish
-  once
-",
-    ..Spec::EMPTY
-};
-
-pub const MAN: Spec = Spec {
-    name: "man",
-    about: "Write manual pages into a folder",
-    explains: "Writes manual pages, one for each tool, into a folder.",
-    usage: "FOLDER\n",
-    examples: "\
-vellum man ~/.local/share/man/man1
-  then: man vellum-convert
-",
-    ..Spec::EMPTY
-};
 
 /// `vellum completions`; returns the exit code.
 pub fn completions(words: &[OsString]) -> i32 {
@@ -264,7 +233,7 @@ mod tests {
     #[test]
     fn every_option_is_explained() {
         for (name, tool) in all() {
-            let hidden = crate::spec::options_in(tool.spec.hidden);
+            let hidden = crate::option_rows::options_in(tool.spec.hidden);
             for option in &tool.options {
                 let is_hidden = hidden.iter().any(|hidden| hidden.id == option.id);
                 assert_eq!(option.about.is_empty(), is_hidden, "{name}: {}", option.id);

@@ -1,9 +1,39 @@
 //! The programs and their tools.
 
-use super::program::{COMPLETIONS, MAN};
 use crate::getopt::OptionSpec;
 use crate::spec::Spec;
 use crate::{audit, bench, ctl, daemon, img, inspect, install, io, mount, nbd, oci, serve};
+
+pub const COMPLETIONS: Spec = Spec {
+    name: "completions",
+    about: "Print completions for bash, zsh or fish",
+    explains: "\
+Prints a completion script for PROGRAM (vellum, or one of the programs whose names it
+answers to).",
+    usage: "bash|zsh|fish [PROGRAM]\n",
+    closing: "\nFor example, in ~/.bashrc:  source <(vellum completions bash)\n",
+    examples: "\
+source <(vellum completions bash)
+  in ~/.bashrc
+vellum completions zsh > ~/.zfunc/_vellum
+  in a folder of $fpath
+vellum completions fish > ~/.config/fish/completions/vellum.fish
+  once
+",
+    ..Spec::EMPTY
+};
+
+pub const MAN: Spec = Spec {
+    name: "man",
+    about: "Write manual pages into a folder",
+    explains: "Writes manual pages, one for each tool, into a folder.",
+    usage: "FOLDER\n",
+    examples: "\
+vellum man ~/.local/share/man/man1
+  then: man vellum-convert
+",
+    ..Spec::EMPTY
+};
 
 /// A program or a tool of one.
 #[derive(Debug, Clone)]
