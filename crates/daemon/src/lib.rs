@@ -16,6 +16,7 @@ mod commands;
 pub mod config;
 mod daemon;
 mod daemon_state;
+mod effect;
 mod event_limits;
 mod events;
 mod export;

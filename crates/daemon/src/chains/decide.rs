@@ -16,7 +16,7 @@ const OTHERS: &str = "The disk's own image, or one over it, has other users: ove
 
 /// What a chain may be.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Policy {
+pub(crate) struct Policy {
     /// So many images in all.
     pub(super) max_layers: Option<u64>,
     /// So much in overlays of the disk's image, in bytes.

@@ -8,10 +8,12 @@ use futures_util::future::{Either, select};
 use serde_json::{Value, json};
 use vellum_graph::live::Wanted;
 use vellum_io::{lane, spawn};
+use vellum_jobs::job::Verb;
 
-use crate::commands::carry_out;
+use crate::commands::job_verbs::{self, JobVerb};
+use crate::commands::{self, carry_out, change};
 use crate::daemon::Daemon;
-use crate::qmp::{Arguments, Outcome};
+use crate::qmp::{Arguments, Failure, Outcome};
 
 use super::decide::{Policy, chain_of, first_image};
 use super::look::Look;
@@ -31,11 +33,16 @@ struct Seen {
     exported: Vec<String>,
 }
 
-/// Sets the policy of a disk; without bounds it has none any more.
-pub(crate) async fn set(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+/// Takes the disk and its policy.
+pub(crate) fn take(mut arguments: Arguments) -> Result<(String, Policy), Failure> {
     let name = arguments.need_text("node-name")?;
-    let mut policy = Policy::take(&mut arguments)?;
-    arguments.finish()?;
+    let policy = Policy::take(&mut arguments)?;
+    arguments.finish().map(|()| (name, policy))
+}
+
+/// Sets the policy of a disk; without bounds it has none any more.
+pub(crate) async fn set(daemon: Rc<Daemon>, request: (String, Policy)) -> Outcome {
+    let (name, mut policy) = request;
     if policy.bounds() {
         daemon.nodes.device(&name)?;
         policy.image = policy.image.or_else(|| daemon.own_image(&name));
@@ -52,8 +59,7 @@ pub(crate) async fn set(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome
 }
 
 /// Tells of all policies, and how it stands with them.
-pub(crate) async fn query(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
-    arguments.finish()?;
+pub(crate) async fn query(daemon: Rc<Daemon>, (): ()) -> Outcome {
     if daemon.chains.kept.borrow().is_empty() {
         return Ok(json!([]));
     }
@@ -146,13 +152,13 @@ impl Daemon {
 
     async fn keep_chain(self: &Rc<Self>, look: &Look, name: &str) -> Next {
         if let Some(job) = self.jobs.find(&job_of(name)) {
-            let id = json!({"id": job_of(name)});
+            let lead = |verb| job_verbs::apply(self.clone(), JobVerb::new(job_of(name), verb));
             match job.state().status {
                 // A commit of what users write to waits for a word.
-                "ready" => drop(self.ask(name, "job-complete", id).await),
+                "ready" => self.note(name, lead(Verb::Complete).await),
                 "concluded" => {
                     let failure = job.failure();
-                    self.ask(name, "job-dismiss", id).await;
+                    self.note(name, lead(Verb::Dismiss).await);
                     self.end_job(name, failure).await;
                 }
                 _ => {}
@@ -175,7 +181,10 @@ impl Daemon {
             return self.chains.wait_for(name, &chain);
         };
         let (command, arguments) = asked;
-        if !self.ask(name, command, arguments).await {
+        let outcome = carry_out(self, command, Arguments::new(arguments)).await;
+        let is_begun = outcome.is_ok();
+        self.note(name, outcome);
+        if !is_begun {
             self.chains.forget_left(name);
         }
         Next::Interval
@@ -208,22 +217,17 @@ impl Daemon {
                 false => !shown.contains(&node.as_str()),
             };
             if is_stale && nodes.get(node).is_some() {
-                self.ask(name, "blockdev-del", json!({"node-name": node}))
-                    .await;
+                let removal = commands::nodes::del(self.clone(), node.clone());
+                let removed = change(self, "blockdev-del", removal).await;
+                self.note(name, removed);
             }
         }
     }
 
-    /// Carries out a command for a policy, and notes what comes of it; whether it has succeeded.
-    async fn ask(self: &Rc<Self>, name: &str, command: &'static str, arguments: Value) -> bool {
-        let Value::Object(arguments) = arguments else {
-            return false;
-        };
-        let outcome = carry_out(self, command, Arguments::new(arguments)).await;
-        let is_done = outcome.is_ok();
+    /// Notes what has come of a command for a policy.
+    fn note(&self, name: &str, outcome: Outcome) {
         if let Some(kept) = self.chains.kept.borrow_mut().get_mut(name) {
             kept.error = outcome.err().map(|failure| failure.text);
         }
-        is_done
     }
 }

@@ -17,5 +17,6 @@ mod keep;
 mod look;
 mod policies;
 
-pub(crate) use keep::{query, set};
+pub(crate) use decide::Policy;
+pub(crate) use keep::{query, set, take};
 pub(crate) use policies::ChainPolicies;

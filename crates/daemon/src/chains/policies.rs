@@ -149,7 +149,11 @@ impl ChainPolicies {
     }
 
     /// The command that is to be carried out for a chain now, if one is.
-    pub(super) fn next(&self, name: &str, chain: &Chain) -> Option<(&'static str, Value)> {
+    pub(super) fn next(
+        &self,
+        name: &str,
+        chain: &Chain,
+    ) -> Option<(&'static str, Map<String, Value>)> {
         let mut kept = self.kept.borrow_mut();
         let kept = kept.get_mut(name)?;
         let Ok(Some(act)) = chain.act(&kept.policy) else {
@@ -171,21 +175,24 @@ impl ChainPolicies {
         let top = layers.first()?.clone();
         kept.tried = Some((layers, now + pause, pause));
         kept.leaving = chain.left_by(&act);
-        let (command, mut arguments) = match act {
-            Act::Commit { top: from, base } => (
-                "block-commit",
-                json!({"device": top, "top-node": from, "base-node": base}),
-            ),
-            Act::Stream { base: Some(base) } => {
-                ("block-stream", json!({"device": top, "base-node": base}))
+        let (command, layers) = match act {
+            Act::Commit { top, base } => {
+                ("block-commit", vec![("top-node", top), ("base-node", base)])
             }
-            Act::Stream { base: None } => ("block-stream", json!({"device": top})),
+            Act::Stream { base } => {
+                let base = base.map(|base| ("base-node", base));
+                ("block-stream", base.into_iter().collect())
+            }
         };
-        arguments["job-id"] = json!(job_of(name));
+        let texts = [("device", top), ("job-id", job_of(name))].into_iter();
+        let texts = texts.chain(layers);
+        let mut arguments: Map<String, Value> = texts
+            .map(|(key, text)| (key.to_owned(), json!(text)))
+            .collect();
         // Whether it has succeeded is looked at before it goes.
-        arguments["auto-dismiss"] = json!(false);
+        arguments.insert("auto-dismiss".to_owned(), json!(false));
         if let Some(speed) = kept.policy.speed {
-            arguments["speed"] = json!(speed);
+            arguments.insert("speed".to_owned(), json!(speed));
         }
         Some((command, arguments))
     }
@@ -231,7 +238,7 @@ mod tests {
         assert_eq!(command, "block-commit");
         let expected = json!({"device": "b", "top-node": "b", "base-node": "d",
             "job-id": "chain-d", "auto-dismiss": false});
-        assert_eq!(arguments, expected);
+        assert_eq!(Value::Object(arguments), expected);
         assert_eq!(policies.next("d", &chain), None);
         let other = Chain::of_test("cdG", 1);
         assert!(policies.next("d", &other).is_some());

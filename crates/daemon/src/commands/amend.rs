@@ -14,26 +14,48 @@ use crate::qmp::{Arguments, Failure, Outcome};
 
 use super::jobs;
 
-pub(super) async fn begin(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let id = arguments.need_text("job-id")?;
-    let node = arguments.need_text("node-name")?;
-    let mut options = arguments.need_object("options")?;
-    let force = arguments.switch("force")?.unwrap_or(false);
-    arguments.finish()?;
-    let driver = options.need_text("driver")?;
-    if !driver_names().contains(&driver.as_str()) {
-        return Err(Failure::new(format!(
-            "Parameter 'driver' does not accept value '{driver}'"
-        )));
-    }
-    let change = match driver.as_str() {
-        "luks" => Some(take_slots(options, "luks", "", force)?),
-        "qcow2" => take_qcow2(options, force)?,
-        _ => {
-            options.finish()?;
-            None
+/// `x-blockdev-amend`.
+pub(super) struct AmendRequest {
+    id: String,
+    node: String,
+    driver: String,
+    change: Option<SlotChange>,
+}
+
+impl AmendRequest {
+    pub(super) fn take(mut arguments: Arguments) -> Result<AmendRequest, Failure> {
+        let id = arguments.need_text("job-id")?;
+        let node = arguments.need_text("node-name")?;
+        let mut options = arguments.need_object("options")?;
+        let force = arguments.switch("force")?.unwrap_or(false);
+        arguments.finish()?;
+        let driver = options.need_text("driver")?;
+        if !driver_names().contains(&driver.as_str()) {
+            return Err(Failure::new(format!(
+                "Parameter 'driver' does not accept value '{driver}'"
+            )));
         }
-    };
+        let change = match driver.as_str() {
+            "luks" => Some(take_slots(options, "luks", "", force)?),
+            "qcow2" => take_qcow2(options, force)?,
+            _ => options.finish().map(|()| None)?,
+        };
+        Ok(AmendRequest {
+            id,
+            node,
+            driver,
+            change,
+        })
+    }
+}
+
+pub(super) async fn begin(daemon: Rc<Daemon>, request: AmendRequest) -> Outcome {
+    let AmendRequest {
+        id,
+        node,
+        driver,
+        change,
+    } = request;
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;
     if !nodes.contains(&node) {

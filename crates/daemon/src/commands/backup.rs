@@ -423,7 +423,7 @@ impl BackupRequest {
     }
 }
 
-async fn begin(daemon: Rc<Daemon>, mut asked: BackupRequest) -> Outcome {
+pub(super) async fn begin(daemon: Rc<Daemon>, mut asked: BackupRequest) -> Outcome {
     let opening = asked.open(&daemon.nodes, Turns::Own);
     daemon.open_beside(opening).await?;
     if asked.wanted.bitmap.is_some() {
@@ -433,12 +433,4 @@ async fn begin(daemon: Rc<Daemon>, mut asked: BackupRequest) -> Outcome {
     let parts = daemon.parts.lock().await;
     let (job, backup) = asked.prepare(&daemon, &parts.nodes).await?;
     jobs::begin(&daemon, job, Ok(backup))
-}
-
-pub(super) async fn blockdev_backup(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
-    begin(daemon, BackupRequest::take(arguments)?).await
-}
-
-pub(super) async fn drive_backup(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
-    begin(daemon, BackupRequest::take_drive(arguments)?).await
 }

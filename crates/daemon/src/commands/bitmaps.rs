@@ -15,25 +15,21 @@ use crate::daemon::Daemon;
 use crate::qmp::{Arguments, Failure, Outcome};
 
 use super::answers::done;
+use super::request::request;
 
 /// The longest name, in bytes.
 const MAX_NAME_BYTES: usize = 1023;
 
-/// A bitmap that is named by a node and its name.
-#[derive(PartialEq, Eq)]
-pub(super) struct BitmapRef {
-    node: String,
-    name: String,
+request! {
+    /// A bitmap that is named by a node and its name.
+    #[derive(PartialEq, Eq)]
+    pub(super) BitmapRef {
+        node: String = |a| a.need_text("node"),
+        name: String = |a| a.need_text("name"),
+    }
 }
 
 impl BitmapRef {
-    fn take(arguments: &mut Arguments) -> Result<BitmapRef, Failure> {
-        Ok(BitmapRef {
-            node: arguments.need_text("node")?,
-            name: arguments.need_text("name")?,
-        })
-    }
-
     /// The named bitmap, whoever keeps it.
     async fn look_up(&self, nodes: &Nodes) -> Result<(NodeBitmap, BitmapState), Failure> {
         if !nodes.contains(&self.node) {
@@ -273,12 +269,7 @@ fn take_sources(arguments: &mut Arguments, node: &str) -> Result<Vec<BitmapRef>,
             node: node.to_owned(),
             name,
         }),
-        Value::Object(members) => {
-            let mut external = Arguments::new(members);
-            let source = BitmapRef::take(&mut external)?;
-            external.finish()?;
-            Ok(source)
-        }
+        Value::Object(members) => BitmapRef::take(Arguments::new(members)),
         _ => Err(Failure::new(
             "Invalid parameter type for 'bitmaps', expected: BlockDirtyBitmapOrStr",
         )),
@@ -290,22 +281,26 @@ fn take_sources(arguments: &mut Arguments, node: &str) -> Result<Vec<BitmapRef>,
 impl Change {
     /// Takes all arguments.
     pub(super) fn take(kind: Kind, mut arguments: Arguments) -> Result<Change, Failure> {
-        let from = &mut arguments;
-        let change = match kind {
-            Kind::Add => Change::Add(BitmapRef::take(from)?, NewBitmap::take(from)?),
-            Kind::Remove => Change::Remove(BitmapRef::take(from)?),
-            Kind::Clear => Change::Clear(BitmapRef::take(from)?),
-            Kind::Enable => Change::Enable(BitmapRef::take(from)?),
-            Kind::Disable => Change::Disable(BitmapRef::take(from)?),
+        let bitmap = BitmapRef::take;
+        Ok(match kind {
+            Kind::Add => {
+                let (node, name) = (arguments.need_text("node")?, arguments.need_text("name")?);
+                let new = NewBitmap::take(&mut arguments)?;
+                arguments.finish()?;
+                Change::Add(BitmapRef { node, name }, new)
+            }
+            Kind::Remove => Change::Remove(bitmap(arguments)?),
+            Kind::Clear => Change::Clear(bitmap(arguments)?),
+            Kind::Enable => Change::Enable(bitmap(arguments)?),
+            Kind::Disable => Change::Disable(bitmap(arguments)?),
             Kind::Merge => {
-                let node = from.need_text("node")?;
-                let name = from.need_text("target")?;
-                let sources = take_sources(from, &node)?;
+                let node = arguments.need_text("node")?;
+                let name = arguments.need_text("target")?;
+                let sources = take_sources(&mut arguments, &node)?;
+                arguments.finish()?;
                 Change::Merge(BitmapRef { node, name }, sources)
             }
-        };
-        arguments.finish()?;
-        Ok(change)
+        })
     }
 
     /// What is done.
@@ -465,8 +460,7 @@ impl BitmapUndo {
 }
 
 /// A command that changes a bitmap.
-pub(super) async fn change(daemon: Rc<Daemon>, arguments: Arguments, kind: Kind) -> Outcome {
-    let change = Change::take(kind, arguments)?;
+pub(super) async fn change(daemon: Rc<Daemon>, change: Change) -> Outcome {
     daemon.wait_for_answers(&change.nodes()).await?;
     let parts = daemon.parts.lock().await;
     match &change {
@@ -478,9 +472,7 @@ pub(super) async fn change(daemon: Rc<Daemon>, arguments: Arguments, kind: Kind)
 }
 
 /// `x-debug-block-dirty-bitmap-sha256`.
-pub(super) async fn sha256(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let named = BitmapRef::take(&mut arguments)?;
-    arguments.finish()?;
+pub(super) async fn sha256(daemon: Rc<Daemon>, named: BitmapRef) -> Outcome {
     daemon
         .wait_for_answers(std::slice::from_ref(&named.node))
         .await?;

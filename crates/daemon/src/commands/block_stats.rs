@@ -20,6 +20,7 @@ use crate::export::ExportInfo;
 use crate::qmp::{Arguments, Failure, Outcome, Written};
 
 use super::answers::{done, no_device};
+use super::request::request;
 
 /// What is counted of each export.
 const OPERATIONS: [Operation; 4] = [
@@ -40,15 +41,12 @@ const HISTOGRAMS: [(Operation, &str); 3] = [
 const MOST_BOUNDARIES: usize = 1024;
 
 /// Devices of a machine, of which a daemon has none.
-pub(super) async fn query_block(_daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
-    arguments.finish()?;
+pub(super) async fn query_block(_: Rc<Daemon>, (): ()) -> Outcome {
     Ok(json!([]))
 }
 
 /// Writes what was asked of disks. Members come in the order in which QEMU prints them.
-pub(super) async fn write(daemon: Rc<Daemon>, mut arguments: Arguments) -> Written {
-    let of_nodes = arguments.switch("query-nodes")?.unwrap_or(false);
-    arguments.finish()?;
+pub(super) async fn write(daemon: Rc<Daemon>, of_nodes: bool) -> Written {
     let parts = daemon.parts.lock().await;
     let inventory = parts.nodes.inventory(Wanted {
         making: of_nodes,
@@ -265,14 +263,28 @@ fn describe_histogram(histogram: Histogram) -> Value {
 }
 
 /// Our own in a daemon: QEMU's has no device to set it for.
-pub(super) async fn set_histogram(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let id = arguments.need_text("id")?;
-    let all = take_boundaries(&mut arguments, "boundaries")?;
-    let mut of_each = Vec::new();
-    for (operation, key) in HISTOGRAMS {
-        of_each.push((operation, take_boundaries(&mut arguments, key)?));
+/// `block-latency-histogram-set`; boundaries are times in ns.
+pub(super) struct HistogramChange {
+    id: String,
+    all: Option<Vec<u64>>,
+    of_each: Vec<(Operation, Option<Vec<u64>>)>,
+}
+
+impl HistogramChange {
+    pub(super) fn take(mut arguments: Arguments) -> Result<HistogramChange, Failure> {
+        let id = arguments.need_text("id")?;
+        let all = take_boundaries(&mut arguments, "boundaries")?;
+        let mut of_each = Vec::new();
+        for (operation, key) in HISTOGRAMS {
+            of_each.push((operation, take_boundaries(&mut arguments, key)?));
+        }
+        arguments.finish()?;
+        Ok(HistogramChange { id, all, of_each })
     }
-    arguments.finish()?;
+}
+
+pub(super) async fn set_histogram(daemon: Rc<Daemon>, request: HistogramChange) -> Outcome {
+    let HistogramChange { id, all, of_each } = request;
     let parts = daemon.parts.lock().await;
     let accounting = parts.exports.accounting(&id);
     let accounting = accounting.ok_or_else(|| no_device(&id))?;
@@ -311,10 +323,19 @@ fn take_boundaries(arguments: &mut Arguments, key: &str) -> Result<Option<Vec<u6
     }
 }
 
-pub(super) async fn set_write_threshold(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let node = arguments.need_text("node-name")?;
-    let threshold_bytes = arguments.need_size("write-threshold")?;
-    arguments.finish()?;
+request! {
+    /// `block-set-write-threshold`.
+    pub(super) WriteThreshold {
+        node: String = |a| a.need_text("node-name"),
+        threshold_bytes: u64 = |a| a.need_size("write-threshold"),
+    }
+}
+
+pub(super) async fn set_write_threshold(daemon: Rc<Daemon>, request: WriteThreshold) -> Outcome {
+    let WriteThreshold {
+        node,
+        threshold_bytes,
+    } = request;
     let parts = daemon.parts.lock().await;
     if !parts.nodes.contains(&node) {
         return Err(Failure::new(format!("Device '{node}' not found")));

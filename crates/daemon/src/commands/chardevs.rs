@@ -11,6 +11,7 @@ use crate::daemon::Daemon;
 use crate::qmp::{Arguments, Failure, Outcome};
 
 use super::answers::done;
+use super::request::request;
 
 /// How bytes are written in JSON.
 #[derive(Debug, Clone, Copy)]
@@ -21,52 +22,58 @@ enum Format {
 
 const FORMATS: &[(&str, Format)] = &[("utf8", Format::Utf8), ("base64", Format::Base64)];
 
-pub(super) async fn add(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+/// Takes a device that is wanted.
+pub(super) fn take(mut arguments: Arguments) -> Result<Wanted, Failure> {
     let wanted = Wanted::take(&mut arguments)?;
-    arguments.finish()?;
+    arguments.finish().map(|()| wanted)
+}
+
+pub(super) async fn add(daemon: Rc<Daemon>, wanted: Wanted) -> Outcome {
     let environment = daemon.parts.lock().await.environment.clone();
     daemon.chardevs.add_new(wanted, &environment).await
 }
 
-pub(super) async fn change(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let wanted = Wanted::take(&mut arguments)?;
-    arguments.finish()?;
+pub(super) async fn change(daemon: Rc<Daemon>, wanted: Wanted) -> Outcome {
     let environment = daemon.parts.lock().await.environment.clone();
     daemon.chardevs.take_for_change(&wanted)?;
     daemon.chardevs.add_new(wanted, &environment).await
 }
 
-pub(super) async fn remove(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let id = arguments.need_text("id")?;
-    arguments.finish()?;
+pub(super) async fn remove(daemon: Rc<Daemon>, id: String) -> Outcome {
     daemon.chardevs.remove(&id)?;
     done()
 }
 
 /// A break: no monitor takes notice of one.
-pub(super) async fn send_break(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let id = arguments.need_text("id")?;
-    arguments.finish()?;
+pub(super) async fn send_break(daemon: Rc<Daemon>, id: String) -> Outcome {
     daemon.chardevs.must_have(&id)?;
     done()
 }
 
-pub(super) async fn query(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
-    arguments.finish()?;
+pub(super) async fn query(daemon: Rc<Daemon>, (): ()) -> Outcome {
     Ok(daemon.chardevs.query())
 }
 
-pub(super) async fn query_backends(arguments: Arguments) -> Outcome {
-    arguments.finish()?;
+pub(super) async fn query_backends(_: Rc<Daemon>, (): ()) -> Outcome {
     let names = backend_names().iter();
     Ok(names.map(|name| json!({"name": name})).collect())
 }
 
-pub(super) async fn ring_write(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let device = arguments.need_text("device")?;
-    let data = arguments.need_text("data")?;
-    let format = arguments.choice("format", FORMATS)?;
-    arguments.finish()?;
+request! {
+    /// `ringbuf-write`.
+    pub(super) RingWrite {
+        device: String = |a| a.need_text("device"),
+        data: String = |a| a.need_text("data"),
+        format: Option<Format> = |a| a.choice("format", FORMATS),
+    }
+}
+
+pub(super) async fn ring_write(daemon: Rc<Daemon>, request: RingWrite) -> Outcome {
+    let RingWrite {
+        device,
+        data,
+        format,
+    } = request;
     // Whether there is such a device comes first.
     daemon.chardevs.with_ring(&device, |_| ())?;
     let bytes = match format {
@@ -81,11 +88,21 @@ pub(super) async fn ring_write(daemon: Rc<Daemon>, mut arguments: Arguments) -> 
     done()
 }
 
-pub(super) async fn ring_read(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let device = arguments.need_text("device")?;
-    let size_bytes = arguments.need_number("size")?;
-    let format = arguments.choice("format", FORMATS)?;
-    arguments.finish()?;
+request! {
+    /// `ringbuf-read`.
+    pub(super) RingRead {
+        device: String = |a| a.need_text("device"),
+        size_bytes: i64 = |a| a.need_number("size"),
+        format: Option<Format> = |a| a.choice("format", FORMATS),
+    }
+}
+
+pub(super) async fn ring_read(daemon: Rc<Daemon>, request: RingRead) -> Outcome {
+    let RingRead {
+        device,
+        size_bytes,
+        format,
+    } = request;
     daemon.chardevs.with_ring(&device, |_| ())?;
     let most_bytes = match usize::try_from(size_bytes) {
         Ok(bytes) if bytes > 0 => bytes,

@@ -43,30 +43,46 @@ const HASHES: [&str; 8] = [
     "ripemd160",
     "sm3",
 ];
-pub(super) async fn begin(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let id = arguments.need_text("job-id")?;
-    let mut options = arguments.need_object("options")?;
-    arguments.finish()?;
-    let parts = daemon.parts.lock().await;
-    let nodes = parts.nodes.clone();
+
+/// `blockdev-create`.
+pub(super) struct CreateRequest {
+    id: String,
+    made: Made,
+    settings: CreateSettings,
+}
+
+impl CreateRequest {
+    pub(super) fn take(mut arguments: Arguments) -> Result<CreateRequest, Failure> {
+        let id = arguments.need_text("job-id")?;
+        let options = arguments.need_object("options")?;
+        arguments.finish()?;
+        let (made, settings) = take_options(options)?;
+        Ok(CreateRequest { id, made, settings })
+    }
+}
+
+fn take_options(mut options: Arguments) -> Result<(Made, CreateSettings), Failure> {
     let driver = options.need_text("driver")?;
     let creation = foreign::find(&driver).and_then(|format| format.create.as_ref());
-    let (made, settings) = match driver.as_str() {
-        "file" => take_file(options)?,
-        "qcow2" => take_qcow2(options)?,
-        "luks" => take_luks(options)?,
-        driver @ ("rbd" | "ssh") => take_elsewhere(driver, options)?,
-        driver if creation.is_some() => take_foreign(driver, creation, options)?,
+    match driver.as_str() {
+        "file" => take_file(options),
+        "qcow2" => take_qcow2(options),
+        "luks" => take_luks(options),
+        driver @ ("rbd" | "ssh") => take_elsewhere(driver, options),
+        driver if creation.is_some() => take_foreign(driver, creation, options),
         other if driver_names().contains(&other) => {
             options.finish()?;
-            return Err(Failure::new("Driver does not support blockdev-create"));
+            Err(Failure::new("Driver does not support blockdev-create"))
         }
-        other => {
-            return Err(Failure::new(format!(
-                "Parameter 'driver' does not accept value '{other}'"
-            )));
-        }
-    };
+        other => Err(Failure::new(format!(
+            "Parameter 'driver' does not accept value '{other}'"
+        ))),
+    }
+}
+
+pub(super) async fn begin(daemon: Rc<Daemon>, request: CreateRequest) -> Outcome {
+    let CreateRequest { id, made, settings } = request;
+    let parts = daemon.parts.lock().await;
     let job = Settings {
         id,
         kind: kinds::CREATE,
@@ -75,7 +91,11 @@ pub(super) async fn begin(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outco
         filter: None,
     };
     let job = jobs::create(&daemon, (job, 0))?;
-    jobs::begin(&daemon, job, Ok(Create::new(nodes, made, settings)))
+    jobs::begin(
+        &daemon,
+        job,
+        Ok(Create::new(parts.nodes.clone(), made, settings)),
+    )
 }
 
 fn settings_of(format: &str) -> Result<CreateSettings, Failure> {

@@ -19,11 +19,7 @@ use super::answers::{done, failed};
 /// So long does the removal of an export wait for its end.
 const REMOVAL_PATIENCE: Duration = Duration::from_secs(1);
 
-pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
-    add_by(&daemon, arguments.into_options()?).await
-}
-
-async fn add_by(daemon: &Daemon, options: Options) -> Outcome {
+pub(crate) async fn add(daemon: Rc<Daemon>, options: Options) -> Outcome {
     if let Some(why) = options
         .get_text("node-name")
         .and_then(|name| daemon.withheld(name))
@@ -47,21 +43,26 @@ fn asked_for_bitmaps(options: &Options) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-pub(super) async fn del(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let id = arguments.need_text("id")?;
-    let removal = take_mode(&mut arguments)?;
-    arguments.finish()?;
-    remove(&daemon, &id, removal).await
+/// `block-export-del`.
+pub(crate) struct ExportRemoval {
+    pub(crate) id: String,
+    pub(crate) removal: Removal,
 }
 
-fn take_mode(arguments: &mut Arguments) -> Result<Removal, Failure> {
-    let modes = [("safe", Removal::Safe), ("hard", Removal::Hard)];
-    Ok(arguments.choice("mode", &modes)?.unwrap_or(Removal::Safe))
+impl ExportRemoval {
+    /// The older command says `name` for the id.
+    pub(super) fn take(mut arguments: Arguments, key: &str) -> Result<ExportRemoval, Failure> {
+        let id = arguments.need_text(key)?;
+        let modes = [("safe", Removal::Safe), ("hard", Removal::Hard)];
+        let removal = arguments.choice("mode", &modes)?.unwrap_or(Removal::Safe);
+        arguments.finish().map(|()| ExportRemoval { id, removal })
+    }
 }
 
-async fn remove(daemon: &Daemon, id: &str, removal: Removal) -> Outcome {
+pub(crate) async fn del(daemon: Rc<Daemon>, request: ExportRemoval) -> Outcome {
+    let ExportRemoval { id, removal } = request;
     let mut parts = daemon.parts.lock().await;
-    let ended = parts.begin_removal(id, removal).map_err(failed)?;
+    let ended = parts.begin_removal(&id, removal).map_err(failed)?;
     drop(parts);
     // Most have ended by then, and whoever asked may go on to remove the node. A disk that does
     // not answer keeps no monitor waiting.
@@ -69,8 +70,7 @@ async fn remove(daemon: &Daemon, id: &str, removal: Removal) -> Outcome {
     done()
 }
 
-pub(super) async fn query(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
-    arguments.finish()?;
+pub(super) async fn query(daemon: Rc<Daemon>, (): ()) -> Outcome {
     let parts = daemon.parts.lock().await;
     let exports = parts.exports.list(&parts.nodes).into_iter();
     let exports = exports.map(|export| {
@@ -84,10 +84,15 @@ pub(super) async fn query(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
     Ok(exports.collect::<Vec<Value>>().into())
 }
 
-pub(super) async fn nbd_server_start(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+/// Takes the arguments of `nbd-server-start` as those of `--nbd-server`.
+pub(crate) fn take_server(mut arguments: Arguments) -> Result<Options, Failure> {
     let address = take_address(arguments.need_object("addr")?)?;
     let mut options = arguments.into_options()?;
     options.set_group("addr", address);
+    Ok(options)
+}
+
+pub(crate) async fn nbd_server_start(daemon: Rc<Daemon>, options: Options) -> Outcome {
     let mut parts = daemon.parts.lock().await;
     parts.add_server(options).map_err(failed)?;
     parts.start_server();
@@ -104,8 +109,7 @@ fn take_address(mut address: Arguments) -> Result<Options, Failure> {
     Ok(options)
 }
 
-pub(super) async fn nbd_server_stop(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
-    arguments.finish()?;
+pub(crate) async fn nbd_server_stop(daemon: Rc<Daemon>, (): ()) -> Outcome {
     let mut parts = daemon.parts.lock().await;
     if parts.server.is_none() {
         return Err(Failure::new("NBD server not running"));
@@ -115,33 +119,35 @@ pub(super) async fn nbd_server_stop(daemon: Rc<Daemon>, arguments: Arguments) ->
 }
 
 /// The older way to export: the name is the id, and the device a node.
-pub(super) async fn nbd_server_add(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let device = arguments.need_text("device")?;
-    let name = arguments.text("name")?.unwrap_or_else(|| device.clone());
-    let bitmap = arguments.text("bitmap")?;
-    if !daemon.parts.lock().await.nodes.contains(&device) {
-        return Err(unknown(&device).into());
-    }
-    let mut options = arguments.into_options()?;
-    if let Some(key) = options
-        .keys()
-        .find(|key| !matches!(*key, "description" | "writable"))
-    {
-        return Err(Failure::new(format!("Parameter '{key}' is unexpected")));
-    }
-    options.set_text("type", "nbd");
-    options.set_text("id", &*name);
-    options.set_text("name", name);
-    options.set_text("node-name", device);
-    if let Some(bitmap) = bitmap {
-        options.set_text("bitmaps.0", bitmap);
-    }
-    add_by(&daemon, options).await
+pub(super) struct OldExport {
+    device: String,
+    options: Options,
 }
 
-pub(super) async fn nbd_server_remove(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let name = arguments.need_text("name")?;
-    let removal = take_mode(&mut arguments)?;
-    arguments.finish()?;
-    remove(&daemon, &name, removal).await
+impl OldExport {
+    pub(super) fn take(mut arguments: Arguments) -> Result<OldExport, Failure> {
+        let device = arguments.need_text("device")?;
+        let name = arguments.text("name")?.unwrap_or_else(|| device.clone());
+        let bitmap = arguments.text("bitmap")?;
+        let mut options = arguments.into_options()?;
+        let is_known = |key: &str| matches!(key, "description" | "writable");
+        if let Some(key) = options.keys().find(|key| !is_known(key)) {
+            return Err(Failure::new(format!("Parameter '{key}' is unexpected")));
+        }
+        options.set_text("type", "nbd");
+        options.set_text("id", &*name);
+        options.set_text("name", name);
+        options.set_text("node-name", &*device);
+        if let Some(bitmap) = bitmap {
+            options.set_text("bitmaps.0", bitmap);
+        }
+        Ok(OldExport { device, options })
+    }
+}
+
+pub(super) async fn nbd_server_add(daemon: Rc<Daemon>, request: OldExport) -> Outcome {
+    if !daemon.parts.lock().await.nodes.contains(&request.device) {
+        return Err(unknown(&request.device).into());
+    }
+    add(daemon, request.options).await
 }

@@ -12,6 +12,7 @@ use crate::daemon::Daemon;
 use crate::qmp::{Arguments, Failure, Outcome};
 
 use super::answers::done;
+use super::request::request;
 
 /// A node of the graph: what it is, and its name.
 type Vertex = (&'static str, String);
@@ -36,8 +37,7 @@ fn vertex(user: &User) -> Vertex {
 }
 
 /// The graph as `x-debug-query-block-graph` shows it.
-pub(super) async fn query(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
-    arguments.finish()?;
+pub(super) async fn query(daemon: Rc<Daemon>, (): ()) -> Outcome {
     let parts = daemon.parts.lock().await;
     Ok(describe(&parts.nodes))
 }
@@ -80,21 +80,32 @@ fn describe(nodes: &Nodes) -> Value {
     })
 }
 
-/// `x-blockdev-set-iothread`: nodes run in the lanes of whoever uses them, so there is nothing to
-/// move.
-pub(super) async fn set_iothread(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let name = arguments.need_text("node-name")?;
-    let iothread = match arguments.need_any("iothread")? {
-        Value::Null => None,
-        Value::String(id) => Some(id),
-        _ => {
-            return Err(Failure::new(
-                "Invalid parameter type for 'iothread', expected: StrOrNull",
-            ));
-        }
-    };
-    let is_forced = arguments.switch("force")?.unwrap_or(false);
-    arguments.finish()?;
+request! {
+    /// `x-blockdev-set-iothread`.
+    pub(super) IothreadChange {
+        node: String = |a| a.need_text("node-name"),
+        iothread: Option<String> = take_iothread,
+        is_forced: bool = |a| Ok(a.switch("force")?.unwrap_or(false)),
+    }
+}
+
+fn take_iothread(arguments: &mut Arguments) -> Result<Option<String>, Failure> {
+    match arguments.need_any("iothread")? {
+        Value::Null => Ok(None),
+        Value::String(id) => Ok(Some(id)),
+        _ => Err(Failure::new(
+            "Invalid parameter type for 'iothread', expected: StrOrNull",
+        )),
+    }
+}
+
+/// Nodes run in the lanes of whoever uses them, so there is nothing to move.
+pub(super) async fn set_iothread(daemon: Rc<Daemon>, request: IothreadChange) -> Outcome {
+    let IothreadChange {
+        node: name,
+        iothread,
+        is_forced,
+    } = request;
     let parts = daemon.parts.lock().await;
     if !parts.nodes.contains(&name) {
         return Err(Failure::new(format!(
@@ -114,12 +125,22 @@ pub(super) async fn set_iothread(daemon: Rc<Daemon>, mut arguments: Arguments) -
     }
 }
 
-/// `x-blockdev-change`: gives a quorum one child more or fewer.
-pub(super) async fn change(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let parent = arguments.need_text("parent")?;
-    let child = arguments.text("child")?;
-    let node = arguments.text("node")?;
-    arguments.finish()?;
+request! {
+    /// `x-blockdev-change`.
+    pub(super) ChildChange {
+        parent: String = |a| a.need_text("parent"),
+        child: Option<String> = |a| a.text("child"),
+        node: Option<String> = |a| a.text("node"),
+    }
+}
+
+/// Gives a quorum one child more or fewer.
+pub(super) async fn change(daemon: Rc<Daemon>, request: ChildChange) -> Outcome {
+    let ChildChange {
+        parent,
+        child,
+        node,
+    } = request;
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;
     if !nodes.contains(&parent) {

@@ -1,11 +1,9 @@
-//! Commands that begin jobs, lead them, and describe them.
+//! Commands that begin jobs.
 
 use std::rc::Rc;
 
-use tracing::trace;
 use vellum_graph::Nodes;
 use vellum_graph::live::{User, inactive_child, unknown, unknown_node};
-use vellum_jobs::job::{JobCommand, Status, Verb};
 
 use crate::daemon::Daemon;
 use crate::jobs::commit::{Commit, Committed};
@@ -13,11 +11,12 @@ use crate::jobs::compact::{self, Compact};
 use crate::jobs::failures::{ErrorPolicies, OnError};
 use crate::jobs::scrub::{self, Scrub};
 use crate::jobs::stream::{Stream, Streamed};
-use crate::jobs::{self, Completion, Job, JobNodes, Settings, active_commit, kinds};
-use crate::qmp::{Arguments, Class, Failure, Outcome};
+use crate::jobs::{self, Job, JobNodes, Settings, active_commit};
+use crate::qmp::{Arguments, Failure, Outcome};
 
 use super::answers::{done, no_device};
 use super::layers::{CommitRange, StreamBase};
+use super::request::request;
 
 /// Takes what every job is begun with: its settings, and its speed.
 pub(super) fn take_settings(
@@ -102,7 +101,7 @@ pub(super) fn create(
 }
 
 /// Limits the speed of a job, in bytes a second; 0 is no limit.
-fn limit(job: &Job, speed: i64) -> Result<(), Failure> {
+pub(super) fn limit(job: &Job, speed: i64) -> Result<(), Failure> {
     let Ok(bytes_per_second) = u64::try_from(speed) else {
         let text = "Parameter 'speed' expects a non-negative value";
         return Err(Failure::new(text));
@@ -128,18 +127,6 @@ pub(super) fn begin(
         }
     }
 }
-
-/// What users of a node do about its mirror.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum CopyMode {
-    Background,
-    WriteBlocking,
-}
-
-pub(super) const COPY_MODES: [(&str, CopyMode); 2] = [
-    ("background", CopyMode::Background),
-    ("write-blocking", CopyMode::WriteBlocking),
-];
 
 pub(super) fn not_in_chain(name: &str) -> Failure {
     Failure::new(format!("'{name}' is not in this backing file chain"))
@@ -196,15 +183,31 @@ fn check_not_compacted(nodes: &Nodes, device: &str) -> Result<(), Failure> {
     )))
 }
 
-pub(super) async fn commit(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let device = arguments.need_text("device")?;
-    let settings = take_settings(&mut arguments, "commit")?;
-    let range = CommitRange::take(&mut arguments)?;
-    let backing_file = arguments.text("backing-file")?;
+fn take_backing_file(arguments: &mut Arguments) -> Result<Option<String>, Failure> {
     // A protocol is never named as the format of a backing file.
     arguments.switch("backing-mask-protocol")?;
-    let on_error = take_on_error(&mut arguments, "on-error")?;
-    arguments.finish()?;
+    arguments.text("backing-file")
+}
+
+request! {
+    /// `block-commit`.
+    pub(super) CommitRequest {
+        device: String = |a| a.need_text("device"),
+        settings: (Settings, i64) = |a| take_settings(a, "commit"),
+        range: CommitRange = CommitRange::take,
+        backing_file: Option<String> = take_backing_file,
+        on_error: OnError = |a| take_on_error(a, "on-error"),
+    }
+}
+
+pub(super) async fn commit(daemon: Rc<Daemon>, request: CommitRequest) -> Outcome {
+    let CommitRequest {
+        device,
+        settings,
+        range,
+        backing_file,
+        on_error,
+    } = request;
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;
     if !nodes.contains(&device) {
@@ -248,15 +251,25 @@ pub(super) async fn commit(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     begin(&daemon, job, prepared)
 }
 
-pub(super) async fn stream(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let device = arguments.need_text("device")?;
-    let settings = take_settings(&mut arguments, "stream")?;
-    let base = StreamBase::take(&mut arguments)?;
-    let backing_file = arguments.text("backing-file")?;
-    let on_error = take_on_error(&mut arguments, "on-error")?;
-    // A protocol is never named as the format of a backing file.
-    arguments.switch("backing-mask-protocol")?;
-    arguments.finish()?;
+request! {
+    /// `block-stream`.
+    pub(super) StreamRequest {
+        device: String = |a| a.need_text("device"),
+        settings: (Settings, i64) = |a| take_settings(a, "stream"),
+        base: StreamBase = StreamBase::take,
+        backing_file: Option<String> = take_backing_file,
+        on_error: OnError = |a| take_on_error(a, "on-error"),
+    }
+}
+
+pub(super) async fn stream(daemon: Rc<Daemon>, request: StreamRequest) -> Outcome {
+    let StreamRequest {
+        device,
+        settings,
+        base,
+        backing_file,
+        on_error,
+    } = request;
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;
     if !nodes.contains(&device) {
@@ -295,10 +308,16 @@ pub(super) async fn stream(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
     begin(&daemon, job, prepared)
 }
 
-pub(super) async fn compact(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let device = arguments.need_text("device")?;
-    let settings = take_settings(&mut arguments, compact::NAME)?;
-    arguments.finish()?;
+request! {
+    /// `x-vellum-compact`.
+    pub(super) CompactRequest {
+        device: String = |a| a.need_text("device"),
+        settings: (Settings, i64) = |a| take_settings(a, compact::NAME),
+    }
+}
+
+pub(super) async fn compact(daemon: Rc<Daemon>, request: CompactRequest) -> Outcome {
+    let CompactRequest { device, settings } = request;
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;
     if !nodes.contains(&device) {
@@ -313,11 +332,21 @@ pub(super) async fn compact(daemon: Rc<Daemon>, mut arguments: Arguments) -> Out
     begin(&daemon, job, prepared)
 }
 
-pub(super) async fn scrub(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let device = arguments.need_text("device")?;
-    let settings = take_settings(&mut arguments, scrub::NAME)?;
-    let repairs = arguments.switch("repair")?.unwrap_or(false);
-    arguments.finish()?;
+request! {
+    /// `x-vellum-scrub`.
+    pub(super) ScrubRequest {
+        device: String = |a| a.need_text("device"),
+        settings: (Settings, i64) = |a| take_settings(a, scrub::NAME),
+        repairs: bool = |a| Ok(a.switch("repair")?.unwrap_or(false)),
+    }
+}
+
+pub(super) async fn scrub(daemon: Rc<Daemon>, request: ScrubRequest) -> Outcome {
+    let ScrubRequest {
+        device,
+        settings,
+        repairs,
+    } = request;
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;
     if !nodes.contains(&device) {
@@ -327,148 +356,4 @@ pub(super) async fn scrub(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outco
     let job = create(&daemon, settings)?;
     let prepared = Scrub::prepare(JobNodes::new(nodes), &job, device, repairs).await;
     begin(&daemon, job, prepared)
-}
-
-pub(super) async fn query_jobs(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
-    arguments.finish()?;
-    let jobs = daemon.jobs.list();
-    Ok(jobs.iter().map(|job| job.describe()).collect())
-}
-
-pub(super) async fn query_block_jobs(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
-    arguments.finish()?;
-    let jobs = daemon.jobs.list().into_iter();
-    let jobs = jobs.filter(|job| job.is_block_job());
-    Ok(jobs.map(|job| job.describe_block_job()).collect())
-}
-
-/// How a command names its job: that of a block by `device` or by `id`, or any by `id`.
-#[derive(Clone, Copy)]
-pub(super) enum JobKey {
-    Id,
-    BlockId,
-    Device,
-}
-
-impl JobKey {
-    fn take(self, arguments: &mut Arguments) -> Result<String, Failure> {
-        arguments.need_text(match self {
-            JobKey::Id | JobKey::BlockId => "id",
-            JobKey::Device => "device",
-        })
-    }
-
-    fn find(self, daemon: &Daemon, id: &str) -> Result<Rc<Job>, Failure> {
-        let found = daemon.jobs.find(id);
-        match self {
-            JobKey::Id => found.ok_or_else(|| Failure::new("Job not found")),
-            JobKey::BlockId | JobKey::Device => {
-                let found = found.filter(|job| job.is_block_job());
-                let text = || format!("Block job '{id}' not found");
-                found.ok_or_else(|| Failure::of(Class::DeviceNotActive, text()))
-            }
-        }
-    }
-}
-
-fn check(job: &Job, verb: Verb) -> Result<(), Failure> {
-    trace!(
-        name: "job_apply_verb",
-        job = job.settings.id,
-        state = job.status().name(),
-        verb = verb.name()
-    );
-    match job.status().accepts(verb) {
-        true => Ok(()),
-        false => Err(Failure::new(format!(
-            "Job '{}' in state '{}' cannot accept command verb '{}'",
-            job.settings.id,
-            job.status().name(),
-            verb.name()
-        ))),
-    }
-}
-
-/// Applies a verb to a job.
-pub(super) async fn apply_verb(
-    daemon: Rc<Daemon>,
-    mut arguments: Arguments,
-    by: JobKey,
-    verb: Verb,
-) -> Outcome {
-    let id = by.take(&mut arguments)?;
-    let speed = match verb {
-        Verb::SetSpeed => arguments.need_number("speed")?,
-        _ => 0,
-    };
-    let force = match (by, verb) {
-        (JobKey::Device, Verb::Cancel) => arguments.switch("force")?.unwrap_or(false),
-        _ => true,
-    };
-    arguments.finish()?;
-    let job = by.find(&daemon, &id)?;
-    check(&job, verb)?;
-    match verb {
-        Verb::Cancel if !force && job.is_paused() => {
-            return Err(Failure::new(format!(
-                "The block job for device '{id}' is currently paused"
-            )));
-        }
-        Verb::Cancel if !force && job.status() == Status::Ready => {
-            job.note_unwanted();
-            job.complete(Completion::Apart);
-        }
-        Verb::Cancel => {
-            job.note_unwanted();
-            job.cancel();
-        }
-        Verb::Pause if job.control.command() == JobCommand::Pause => {
-            return Err(Failure::new("Job is already paused"));
-        }
-        Verb::Pause => job.pause(),
-        Verb::Resume if job.control.command() != JobCommand::Pause => {
-            return Err(Failure::new("Can't resume a job that was not paused"));
-        }
-        Verb::Resume => job.resume(),
-        Verb::Complete => job.complete(Completion::InForce),
-        Verb::Finalize => job.finalize(),
-        Verb::Dismiss => daemon.jobs.dismiss(&job),
-        Verb::SetSpeed => limit(&job, speed)?,
-        // Another command says what to change.
-        Verb::Change => {}
-    }
-    done()
-}
-
-/// Changes how a job works that has begun.
-pub(super) async fn change(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let id = arguments.need_text("id")?;
-    let kinds = ["commit", "stream", "mirror", "backup", "create", "amend"];
-    let others = ["snapshot-load", "snapshot-save", "snapshot-delete"];
-    let kinds: Vec<_> = kinds
-        .iter()
-        .chain(&others)
-        .map(|kind| (*kind, *kind))
-        .collect();
-    let kind = arguments.need_choice("type", &kinds)?;
-    let mode = match kind {
-        kinds::MIRROR => Some(arguments.need_choice("copy-mode", &COPY_MODES)?),
-        _ => None,
-    };
-    arguments.finish()?;
-    let job = JobKey::BlockId.find(&daemon, &id)?;
-    check(&job, Verb::Change)?;
-    if job.settings.kind != kinds::MIRROR {
-        return Err(Failure::new("Job type does not support change"));
-    }
-    let is_blocking = job.is_write_blocking();
-    match mode {
-        Some(CopyMode::WriteBlocking) => job.block_writes(),
-        _ if is_blocking => {
-            let text = "Change to copy mode 'background' is not implemented";
-            return Err(Failure::new(text));
-        }
-        _ => {}
-    }
-    done()
 }

@@ -11,9 +11,9 @@ use crate::jobs::mirror::{self, Mirrored, Sync};
 use crate::jobs::{JobNodes, Settings, kinds};
 use crate::qmp::{Arguments, Failure, Outcome};
 
-use super::jobs::{self, COPY_MODES, CopyMode};
-use super::layers;
+use super::job_verbs::{COPY_MODES, CopyMode};
 use super::targets::{Backing, NewTarget, TargetPlan, changed_meanwhile};
+use super::{jobs, layers};
 
 /// QEMU's pieces are of this size at most, and so are ours.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -50,7 +50,7 @@ enum TargetKind {
 }
 
 /// What mirrors of all kinds are asked for with, and how it is meant.
-struct MirrorArguments {
+pub(super) struct MirrorRequest {
     source: String,
     target: String,
     sync: SyncWord,
@@ -63,8 +63,14 @@ struct MirrorArguments {
     settings: (Settings, i64),
 }
 
-impl MirrorArguments {
-    fn take(arguments: &mut Arguments, takes_unmap: bool) -> Result<MirrorArguments, Failure> {
+impl MirrorRequest {
+    /// Takes all arguments of `blockdev-mirror`.
+    pub(super) fn take(mut arguments: Arguments) -> Result<MirrorRequest, Failure> {
+        let request = MirrorRequest::take_common(&mut arguments, false)?;
+        arguments.finish().map(|()| request)
+    }
+
+    fn take_common(arguments: &mut Arguments, takes_unmap: bool) -> Result<MirrorRequest, Failure> {
         let source = arguments.need_text("device")?;
         let target = arguments.need_text("target")?;
         let sync = arguments.need_choice("sync", &SYNC_WORDS)?;
@@ -82,7 +88,7 @@ impl MirrorArguments {
         let mode = arguments.choice("copy-mode", &COPY_MODES)?;
         let granularity_bytes = u32::try_from(granularity)
             .map_err(|_| Failure::new("Parameter 'granularity' expects uint32_t"))?;
-        Ok(MirrorArguments {
+        Ok(MirrorRequest {
             source,
             target,
             sync,
@@ -186,9 +192,7 @@ impl MirrorArguments {
     }
 }
 
-pub(super) async fn blockdev_mirror(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let asked = MirrorArguments::take(&mut arguments, false)?;
-    arguments.finish()?;
+pub(super) async fn blockdev_mirror(daemon: Rc<Daemon>, asked: MirrorRequest) -> Outcome {
     let parts = daemon.parts.lock().await;
     let nodes = parts.nodes.clone();
     if !nodes.contains(&asked.source) {
@@ -227,7 +231,7 @@ async fn open_overlay(
     }
 }
 
-impl MirrorArguments {
+impl MirrorRequest {
     /// What the target stands on, if this can be mirrored.
     fn plan(&self, nodes: &Nodes, target: &NewTarget) -> Result<TargetPlan, Failure> {
         if !nodes.contains(&self.source) {
@@ -271,11 +275,20 @@ impl MirrorArguments {
     }
 }
 
-pub(super) async fn drive_mirror(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let mut asked = MirrorArguments::take(&mut arguments, true)?;
-    let mut target = NewTarget::take(&mut arguments, &asked.target)?;
-    target.node_name = arguments.text("node-name")?;
-    arguments.finish()?;
+/// `drive-mirror`.
+pub(super) struct DriveMirror(MirrorRequest, NewTarget);
+
+impl DriveMirror {
+    pub(super) fn take(mut arguments: Arguments) -> Result<DriveMirror, Failure> {
+        let asked = MirrorRequest::take_common(&mut arguments, true)?;
+        let mut target = NewTarget::take(&mut arguments, &asked.target)?;
+        target.node_name = arguments.text("node-name")?;
+        arguments.finish().map(|()| DriveMirror(asked, target))
+    }
+}
+
+pub(super) async fn drive_mirror(daemon: Rc<Daemon>, request: DriveMirror) -> Outcome {
+    let DriveMirror(mut asked, target) = request;
     let plan = asked.plan(&daemon.parts.lock().await.nodes, &target)?;
     let opening = asked.open(&daemon.nodes, &target, &plan);
     let (new, kind) = daemon.open_beside(opening).await?;

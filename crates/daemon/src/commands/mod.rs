@@ -1,8 +1,13 @@
-//! The commands of a monitor: one line each in `table`, one file for what belongs
-//! together. A command takes its arguments apart, refuses what is left, and only then
-//! does something.
+//! The commands: one row each in `table`, one file a family.
 //!
-//! Invariant: commands run one at a time, whichever monitor they come from.
+//! A command is a request and a function that carries it out. Monitors and HTTP ask by name, in JSON, which
+//! `table` has parsed into the request; the configuration, chain policies and the state file call the
+//! functions with requests of their own ([`change`]), unless what they ask for begins a job: the state file
+//! records the JSON of that.
+//!
+//! Invariants:
+//! - All of a request is parsed before anything is done.
+//! - What a command changes is in the state file before it is answered (`table::settle`).
 
 mod amend;
 mod answers;
@@ -11,19 +16,21 @@ mod bitmaps;
 mod block_stats;
 mod chardevs;
 mod create;
-mod exports;
+pub(crate) mod exports;
 mod graph;
+pub(crate) mod job_verbs;
 mod jobs;
 mod layers;
 mod mirror;
 mod named_block_nodes;
-mod nodes;
-mod objects;
-mod reopen;
+pub(crate) mod nodes;
+pub(crate) mod objects;
+pub(crate) mod reopen;
+mod request;
 mod snapshots;
 mod table;
 mod targets;
 mod transaction;
 
 pub use table::{carry_out, enabled_oob, package};
-pub(crate) use table::{exists, names, only_looks, write_out};
+pub(crate) use table::{change, effect, exists, names, write_out};

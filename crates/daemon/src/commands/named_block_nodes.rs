@@ -18,7 +18,7 @@ use vellum_options::json_text::JsonText;
 use vellum_options::{filename, json};
 
 use crate::daemon::Daemon;
-use crate::qmp::{Arguments, Written};
+use crate::qmp::Written;
 
 use super::bitmaps;
 
@@ -29,9 +29,7 @@ const SECTOR_BYTES: u64 = 512;
 const NODES_A_TURN: usize = 64;
 
 /// Writes all of them. Members come in the order in which QEMU prints them.
-pub(super) async fn write(daemon: Rc<Daemon>, mut arguments: Arguments) -> Written {
-    let is_flat = arguments.switch("flat")?.unwrap_or(false);
-    arguments.finish()?;
+pub(super) async fn write(daemon: Rc<Daemon>, is_flat: bool) -> Written {
     // Who has bitmaps listed waits for silent servers, and nobody else does.
     let files = daemon.nodes.files_with_bitmaps();
     daemon.wait_for_answers(&files).await?;

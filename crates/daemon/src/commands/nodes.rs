@@ -3,30 +3,53 @@
 use std::rc::Rc;
 
 use vellum_graph::live::{Changes, RequiredAccess, Turns, User};
+use vellum_options::Options;
 
 use crate::daemon::Daemon;
 use crate::qmp::{Arguments, Failure, Outcome};
 use crate::schema::check::{Notation, check_blockdev};
 
 use super::answers::{done, no_device};
+use super::request::request;
 
-pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
-    let told = arguments.to_value();
-    check_blockdev(&told, Notation::Json).map_err(Failure::new)?;
-    let opening = daemon.nodes.open_new(arguments.into_options()?, Turns::Own);
+/// Takes the options of a node.
+pub(super) fn take_options(arguments: Arguments) -> Result<Options, Failure> {
+    check_blockdev(&arguments.to_value(), Notation::Json).map_err(Failure::new)?;
+    arguments.into_options()
+}
+
+/// `blockdev-add`: a node of a client.
+pub(super) async fn add(daemon: Rc<Daemon>, options: Options) -> Outcome {
+    open(daemon, options, Origin::Client).await
+}
+
+/// Opens a disk of the configuration.
+pub(crate) async fn add_disk(daemon: Rc<Daemon>, options: Options) -> Outcome {
+    open(daemon, options, Origin::Config).await
+}
+
+/// Who asks for a node.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Client,
+    Config,
+}
+
+async fn open(daemon: Rc<Daemon>, options: Options, origin: Origin) -> Outcome {
+    let name = options.get_text("node-name").map(str::to_owned);
+    let opening = daemon.nodes.open_new(options, Turns::Own);
     let new = daemon.open_beside(opening).await?;
     let parts = daemon.parts.lock().await;
     daemon.show(new).await?;
-    // Users of an older node of that name were led elsewhere, those of this one were not.
-    told["node-name"]
-        .as_str()
-        .and_then(|name| parts.nodes.take_step(name));
+    // Users of a client's older node of that name were led elsewhere, those of this one were not. A disk
+    // of the configuration comes back as the one that they were led from.
+    if let (Origin::Client, Some(name)) = (origin, name) {
+        parts.nodes.take_step(&name);
+    }
     done()
 }
 
-pub(super) async fn del(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let name = arguments.need_text("node-name")?;
-    arguments.finish()?;
+pub(crate) async fn del(daemon: Rc<Daemon>, name: String) -> Outcome {
     daemon.parts.lock().await.nodes.check_removal(&name)?;
     // A server may not answer for as long as it likes, and no other command waits for it.
     daemon.nodes.flush_all(std::slice::from_ref(&name)).await;
@@ -39,11 +62,17 @@ pub(super) async fn del(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome
     done()
 }
 
+request! {
+    /// `blockdev-set-active`.
+    pub(super) Activity {
+        node: Option<String> = |a| a.text("node-name"),
+        active: bool = |a| a.need_switch("active"),
+    }
+}
+
 /// Makes a node, or every one, active or inactive.
-pub(super) async fn set_active(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let name = arguments.text("node-name")?;
-    let active = arguments.need_switch("active")?;
-    arguments.finish()?;
+pub(super) async fn set_active(daemon: Rc<Daemon>, request: Activity) -> Outcome {
+    let Activity { node: name, active } = request;
     // They are opened anew.
     let affected = daemon.nodes.affected_by_activity(name.as_deref(), active)?;
     daemon.wait_for_answers(&affected).await?;
@@ -61,9 +90,7 @@ pub(super) async fn set_active(daemon: Rc<Daemon>, mut arguments: Arguments) -> 
 }
 
 /// Makes durable what was written to a node, as its clients can ask for themselves.
-pub(super) async fn flush(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let name = arguments.need_text("node-name")?;
-    arguments.finish()?;
+pub(super) async fn flush(daemon: Rc<Daemon>, name: String) -> Outcome {
     let device = daemon.parts.lock().await.nodes.device(&name)?;
     if !device.info().read_only {
         device.flush().await?;
@@ -71,11 +98,17 @@ pub(super) async fn flush(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outco
     done()
 }
 
-pub(super) async fn resize(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let device = arguments.text("device")?;
-    let node = arguments.text("node-name")?;
-    let size = arguments.need_number("size")?;
-    arguments.finish()?;
+request! {
+    /// `block_resize`.
+    pub(super) Resize {
+        device: Option<String> = |a| a.text("device"),
+        node: Option<String> = |a| a.text("node-name"),
+        size: i64 = |a| a.need_number("size"),
+    }
+}
+
+pub(super) async fn resize(daemon: Rc<Daemon>, request: Resize) -> Outcome {
+    let Resize { device, node, size } = request;
     daemon.wait_for_answers(node.as_slice()).await?;
     let parts = daemon.parts.lock().await;
     let name = match (device, node) {

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use serde_json::{Value, json};
 use vellum_graph::{secret, throttle_groups, tls};
+use vellum_options::Options;
 
 use crate::daemon::Daemon;
 use crate::daemon_state::DaemonState;
@@ -11,6 +12,7 @@ use crate::objects::{TYPES, Type};
 use crate::qmp::{Arguments, Class, Failure, Outcome};
 
 use super::answers::{done, failed, no_device};
+use super::request::request;
 
 /// Where objects stand.
 const FOLDER: &str = "/objects";
@@ -18,22 +20,51 @@ const FOLDER: &str = "/objects";
 const CHARDEVS: &str = "/chardevs";
 const CONTAINER: &str = "container";
 
-pub(super) async fn add(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
+/// `object-add`.
+pub(crate) struct NewObject {
+    options: Options,
+    /// What the state file has of it.
+    recorded: Option<Value>,
+}
+
+impl NewObject {
+    /// That of a client, which comes back with the state file.
+    pub(super) fn take(arguments: Arguments) -> Result<NewObject, Failure> {
+        let words = arguments.to_value();
+        Ok(NewObject {
+            // What is secret is not written; it has to come from a file, or again.
+            recorded: words.get("data").is_none().then_some(words),
+            options: arguments.into_options()?,
+        })
+    }
+
+    /// That of a file of disks, which comes back with that.
+    pub(crate) fn of_file(options: Options) -> NewObject {
+        NewObject {
+            options,
+            recorded: None,
+        }
+    }
+}
+
+pub(crate) async fn add(daemon: Rc<Daemon>, request: NewObject) -> Outcome {
+    let NewObject { options, recorded } = request;
     let mut parts = daemon.parts.lock().await;
-    let options = arguments.into_options()?;
     parts.add_object(options).map_err(failed)?;
+    if let Some(words) = recorded {
+        daemon.state.note_object(words);
+    }
     done()
 }
 
-pub(super) async fn del(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let id = arguments.need_text("id")?;
-    arguments.finish()?;
+pub(crate) async fn del(daemon: Rc<Daemon>, id: String) -> Outcome {
     let mut parts = daemon.parts.lock().await;
     if parts.objects.remove(&id).map_err(failed)?
         || secret::remove(&id)
         || tls::remove(&id)
         || throttle_groups::remove(&id)?
     {
+        daemon.state.forget_object(&id);
         return done();
     }
     Err(Failure::new(format!("object '{id}' not found")))
@@ -60,13 +91,12 @@ enum Place {
 }
 
 impl Place {
-    /// Takes `path` out.
-    async fn take(daemon: &Daemon, arguments: &mut Arguments) -> Result<Place, Failure> {
-        let path = arguments.need_text("path")?;
+    /// That of a path.
+    async fn of(daemon: &Daemon, path: &str) -> Result<Place, Failure> {
         let parts = daemon.parts.lock().await;
         let chardevs = || daemon.chardevs.kinds().into_iter();
         let folder = |name: &str| (name.to_owned(), CONTAINER.to_owned());
-        let place = match path.as_str() {
+        let place = match path {
             "" | "/" => Place::Folder(["backend", "objects", "chardevs"].map(folder).into()),
             "/backend" => Place::Folder(Vec::new()),
             CHARDEVS => Place::Folder(chardevs().collect()),
@@ -106,10 +136,17 @@ impl Place {
     }
 }
 
-pub(super) async fn get(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let place = Place::take(&daemon, &mut arguments).await?;
-    let property = arguments.need_text("property")?;
-    arguments.finish()?;
+request! {
+    /// `qom-get`.
+    pub(super) PropertyRequest {
+        path: String = |a| a.need_text("path"),
+        property: String = |a| a.need_text("property"),
+    }
+}
+
+pub(super) async fn get(daemon: Rc<Daemon>, request: PropertyRequest) -> Outcome {
+    let PropertyRequest { path, property } = request;
+    let place = Place::of(&daemon, &path).await?;
     if property == "type" {
         return Ok(json!(place.kind()));
     }
@@ -132,11 +169,22 @@ pub(super) async fn get(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome
     Err(no_property(place.kind(), &property))
 }
 
-pub(super) async fn set(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let place = Place::take(&daemon, &mut arguments).await?;
-    let property = arguments.need_text("property")?;
-    let value = arguments.need_any("value")?;
-    arguments.finish()?;
+request! {
+    /// `qom-set`.
+    pub(super) PropertyChange {
+        path: String = |a| a.need_text("path"),
+        property: String = |a| a.need_text("property"),
+        value: Value = |a| a.need_any("value"),
+    }
+}
+
+pub(super) async fn set(daemon: Rc<Daemon>, request: PropertyChange) -> Outcome {
+    let PropertyChange {
+        path,
+        property,
+        value,
+    } = request;
+    let place = Place::of(&daemon, &path).await?;
     if property == "type" {
         return Err(not_writable(place.kind(), &property));
     }
@@ -173,9 +221,8 @@ fn no_property(kind: &str, property: &str) -> Failure {
     Failure::new(format!("Property '{kind}.{property}' not found"))
 }
 
-pub(super) async fn list(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let place = Place::take(&daemon, &mut arguments).await?;
-    arguments.finish()?;
+pub(super) async fn list(daemon: Rc<Daemon>, path: String) -> Outcome {
+    let place = Place::of(&daemon, &path).await?;
     let mut listed = vec![property("type", "string")];
     match &place {
         Place::Folder(entries) => {
@@ -198,10 +245,19 @@ fn property(name: &str, kind: &str) -> Value {
     json!({"name": name, "type": kind})
 }
 
-pub(super) async fn list_types(mut arguments: Arguments) -> Outcome {
-    let implements = arguments.text("implements")?;
-    let with_abstract = arguments.switch("abstract")?.unwrap_or(false);
-    arguments.finish()?;
+request! {
+    /// `qom-list-types`.
+    pub(super) TypesRequest {
+        implements: Option<String> = |a| a.text("implements"),
+        with_abstract: bool = |a| Ok(a.switch("abstract")?.unwrap_or(false)),
+    }
+}
+
+pub(super) async fn list_types(_: Rc<Daemon>, request: TypesRequest) -> Outcome {
+    let TypesRequest {
+        implements,
+        with_abstract,
+    } = request;
     let is_listed = |one: &&Type| {
         let implemented = implements.as_deref();
         (with_abstract || !one.is_abstract) && implemented.is_none_or(|name| one.implements(name))
@@ -216,9 +272,7 @@ pub(super) async fn list_types(mut arguments: Arguments) -> Outcome {
     Ok(listed.collect())
 }
 
-pub(super) async fn list_properties(mut arguments: Arguments) -> Outcome {
-    let name = arguments.need_text("typename")?;
-    arguments.finish()?;
+pub(super) async fn list_properties(_: Rc<Daemon>, name: String) -> Outcome {
     if Type::find(&name).is_none() && name != "object" {
         return Err(Failure::of(
             Class::DeviceNotFound,

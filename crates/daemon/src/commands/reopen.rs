@@ -21,7 +21,8 @@ const BOTTOM: [&str; 7] = [
     "repository",
 ];
 
-pub(super) async fn reopen(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
+/// Takes the options of the nodes.
+pub(crate) fn take(mut arguments: Arguments) -> Result<Vec<Options>, Failure> {
     let items = arguments.need_objects("options")?;
     arguments.finish()?;
     let mut all = Vec::with_capacity(items.len());
@@ -33,6 +34,10 @@ pub(super) async fn reopen(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outc
             _ => check(options, &format!("options[{at}]."))?,
         });
     }
+    Ok(all)
+}
+
+pub(crate) async fn reopen(daemon: Rc<Daemon>, all: Vec<Options>) -> Outcome {
     let names = all.iter().filter_map(|one| one.get_text("node-name"));
     let names: Vec<String> = names.map(str::to_owned).collect();
     // A server may not answer for as long as it likes. Whoever asks for this waits for it, and no

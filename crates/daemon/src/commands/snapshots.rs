@@ -18,6 +18,7 @@ use crate::daemon::Daemon;
 use crate::qmp::{Arguments, Failure, Outcome};
 
 use super::answers::done;
+use super::request::request;
 use super::targets::changed_meanwhile;
 
 /// The image that is put over a node.
@@ -268,30 +269,24 @@ fn describe(name: &str, filename: &str, format: &str) -> Result<Options, Failure
     Ok(options)
 }
 
-pub(super) async fn overlay(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
-    carry_out(&daemon, OverlayRequest::take(arguments)?).await
-}
-
-pub(super) async fn new_overlay(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
-    carry_out(&daemon, OverlayRequest::take_new(arguments)?).await
-}
-
-async fn carry_out(daemon: &Daemon, mut request: OverlayRequest) -> Outcome {
+pub(super) async fn overlay(daemon: Rc<Daemon>, mut request: OverlayRequest) -> Outcome {
     daemon
         .open_beside(request.open(&daemon.nodes, Turns::Own))
         .await?;
     daemon.wait_for_answers(&request.nodes()).await?;
     let parts = daemon.parts.lock().await;
-    let made = request.make(daemon).await?;
+    let made = request.make(&daemon).await?;
     made.settle(&parts.nodes).await;
     done()
 }
 
-/// A snapshot inside an image: `blockdev-snapshot-internal-sync`.
-#[derive(Debug)]
-pub(super) struct InternalRequest {
-    device: String,
-    name: String,
+request! {
+    /// A snapshot inside an image: `blockdev-snapshot-internal-sync`.
+    #[derive(Debug)]
+    pub(super) InternalRequest {
+        device: String = |a| a.need_text("device"),
+        name: String = |a| a.need_text("name"),
+    }
 }
 
 /// A snapshot that was made inside an image.
@@ -313,13 +308,6 @@ fn check_root(nodes: &Nodes, name: &str) -> Result<(), Failure> {
 }
 
 impl InternalRequest {
-    pub(super) fn take(mut arguments: Arguments) -> Result<InternalRequest, Failure> {
-        let device = arguments.need_text("device")?;
-        let name = arguments.need_text("name")?;
-        arguments.finish()?;
-        Ok(InternalRequest { device, name })
-    }
-
     /// The node that it is taken of.
     pub(super) fn node(&self) -> &str {
         &self.device
@@ -379,8 +367,7 @@ impl MadeInternal {
     }
 }
 
-pub(super) async fn internal(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
-    let request = InternalRequest::take(arguments)?;
+pub(super) async fn internal(daemon: Rc<Daemon>, request: InternalRequest) -> Outcome {
     daemon
         .wait_for_answers(std::slice::from_ref(&request.device))
         .await?;
@@ -406,11 +393,21 @@ fn to_json(snapshot: &SnapshotInfo) -> Value {
     value
 }
 
-pub(super) async fn delete_internal(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let node = arguments.need_text("device")?;
-    let id = arguments.text("id")?;
-    let name = arguments.text("name")?;
-    arguments.finish()?;
+request! {
+    /// `blockdev-snapshot-delete-internal-sync`.
+    pub(super) InternalRemoval {
+        device: String = |a| a.need_text("device"),
+        id: Option<String> = |a| a.text("id"),
+        name: Option<String> = |a| a.text("name"),
+    }
+}
+
+pub(super) async fn delete_internal(daemon: Rc<Daemon>, request: InternalRemoval) -> Outcome {
+    let InternalRemoval {
+        device: node,
+        id,
+        name,
+    } = request;
     daemon.wait_for_answers(std::slice::from_ref(&node)).await?;
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;
@@ -446,11 +443,21 @@ pub(super) async fn delete_internal(daemon: Rc<Daemon>, mut arguments: Arguments
     Ok(to_json(&found))
 }
 
-pub(super) async fn change_backing_file(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let device = arguments.need_text("device")?;
-    let image = arguments.need_text("image-node-name")?;
-    let file = arguments.need_text("backing-file")?;
-    arguments.finish()?;
+request! {
+    /// `change-backing-file`.
+    pub(super) BackingChange {
+        device: String = |a| a.need_text("device"),
+        image: String = |a| a.need_text("image-node-name"),
+        file: String = |a| a.need_text("backing-file"),
+    }
+}
+
+pub(super) async fn change_backing_file(daemon: Rc<Daemon>, request: BackingChange) -> Outcome {
+    let BackingChange {
+        device,
+        image,
+        file,
+    } = request;
     daemon
         .wait_for_answers(std::slice::from_ref(&image))
         .await?;

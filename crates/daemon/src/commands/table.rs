@@ -6,203 +6,169 @@ use std::rc::Rc;
 
 use serde_json::{Value, json};
 use tracing::trace;
-use vellum_jobs::job::Verb;
+use vellum_jobs::job::Verb::{Cancel, Complete, Dismiss, Finalize, Pause, Resume, SetSpeed};
 use vellum_options::json;
 
 use crate::daemon::Daemon;
-use crate::jobs::{compact, scrub};
+use crate::effect::Effect::{self, BeginsJob, Nothing, Recorded, Unrecorded};
 use crate::qmp::{self, Arguments, Class, Failure, Outcome, Written};
+use crate::state::Noted;
 use crate::{chains, schema, space};
 
+use super::amend::AmendRequest;
 use super::answers::done;
-use super::bitmaps::Kind;
-use super::jobs::JobKey;
+use super::backup::BackupRequest;
+use super::bitmaps::{BitmapRef, Change, Kind};
+use super::block_stats::{HistogramChange, WriteThreshold};
+use super::chardevs::{RingRead, RingWrite};
+use super::create::CreateRequest;
+use super::exports::{ExportRemoval, OldExport};
+use super::graph::{ChildChange, IothreadChange};
+use super::job_verbs::JobKey::{BlockId, Device, Id};
+use super::job_verbs::{JobChange, JobVerb};
+use super::jobs::{CommitRequest, CompactRequest, ScrubRequest, StreamRequest};
+use super::mirror::{DriveMirror, MirrorRequest};
+use super::nodes::{Activity, Resize};
+use super::objects::{NewObject, PropertyChange, PropertyRequest, TypesRequest};
+use super::snapshots::{BackingChange, InternalRemoval, InternalRequest, OverlayRequest};
+use super::transaction::Transaction;
 use super::{
-    amend, backup, bitmaps, block_stats, chardevs, create, exports, graph, jobs, mirror,
+    amend, backup, bitmaps, block_stats, chardevs, create, exports, graph, job_verbs, jobs, mirror,
     named_block_nodes, nodes, objects, reopen, snapshots, transaction,
 };
 
-type Running = Pin<Box<dyn Future<Output = Outcome>>>;
-type Command = fn(Rc<Daemon>, Arguments) -> Running;
+type Running = Pin<Box<dyn Future<Output = Result<Answer, Failure>>>>;
+type Row = (&'static str, Effect, fn(Rc<Daemon>, Arguments) -> Running);
 
-/// Every command, by name; `qmp_capabilities` is the monitor's own.
-const COMMANDS: &[(&str, Command)] = &[
-    ("block-commit", |d, a| Box::pin(jobs::commit(d, a))),
-    ("block-dirty-bitmap-add", |d, a| {
-        Box::pin(bitmaps::change(d, a, Kind::Add))
-    }),
-    ("block-dirty-bitmap-clear", |d, a| {
-        Box::pin(bitmaps::change(d, a, Kind::Clear))
-    }),
-    ("block-dirty-bitmap-disable", |d, a| {
-        Box::pin(bitmaps::change(d, a, Kind::Disable))
-    }),
-    ("block-dirty-bitmap-enable", |d, a| {
-        Box::pin(bitmaps::change(d, a, Kind::Enable))
-    }),
-    ("block-dirty-bitmap-merge", |d, a| {
-        Box::pin(bitmaps::change(d, a, Kind::Merge))
-    }),
-    ("block-dirty-bitmap-remove", |d, a| {
-        Box::pin(bitmaps::change(d, a, Kind::Remove))
-    }),
-    ("block-export-add", |d, a| Box::pin(exports::add(d, a))),
-    ("block-export-del", |d, a| Box::pin(exports::del(d, a))),
-    ("block-job-cancel", |d, a| {
-        Box::pin(jobs::apply_verb(d, a, JobKey::Device, Verb::Cancel))
-    }),
-    ("block-job-change", |d, a| Box::pin(jobs::change(d, a))),
-    ("block-job-complete", |d, a| {
-        Box::pin(jobs::apply_verb(d, a, JobKey::Device, Verb::Complete))
-    }),
-    ("block-job-dismiss", |d, a| {
-        Box::pin(jobs::apply_verb(d, a, JobKey::BlockId, Verb::Dismiss))
-    }),
-    ("block-job-finalize", |d, a| {
-        Box::pin(jobs::apply_verb(d, a, JobKey::BlockId, Verb::Finalize))
-    }),
-    ("block-job-pause", |d, a| {
-        Box::pin(jobs::apply_verb(d, a, JobKey::Device, Verb::Pause))
-    }),
-    ("block-job-resume", |d, a| {
-        Box::pin(jobs::apply_verb(d, a, JobKey::Device, Verb::Resume))
-    }),
-    ("block-job-set-speed", |d, a| {
-        Box::pin(jobs::apply_verb(d, a, JobKey::Device, Verb::SetSpeed))
-    }),
-    ("block-latency-histogram-set", |d, a| {
-        Box::pin(block_stats::set_histogram(d, a))
-    }),
-    ("block-set-write-threshold", |d, a| {
-        Box::pin(block_stats::set_write_threshold(d, a))
-    }),
-    ("block-stream", |d, a| Box::pin(jobs::stream(d, a))),
-    ("block_resize", |d, a| Box::pin(nodes::resize(d, a))),
-    ("blockdev-add", |d, a| Box::pin(nodes::add(d, a))),
-    ("blockdev-backup", |d, a| {
-        Box::pin(backup::blockdev_backup(d, a))
-    }),
-    ("blockdev-create", |d, a| Box::pin(create::begin(d, a))),
-    ("blockdev-del", |d, a| Box::pin(nodes::del(d, a))),
-    ("blockdev-mirror", |d, a| {
-        Box::pin(mirror::blockdev_mirror(d, a))
-    }),
-    ("blockdev-reopen", |d, a| Box::pin(reopen::reopen(d, a))),
-    ("blockdev-set-active", |d, a| {
-        Box::pin(nodes::set_active(d, a))
-    }),
-    ("blockdev-snapshot", |d, a| {
-        Box::pin(snapshots::overlay(d, a))
-    }),
-    ("blockdev-snapshot-delete-internal-sync", |d, a| {
-        Box::pin(snapshots::delete_internal(d, a))
-    }),
-    ("blockdev-snapshot-internal-sync", |d, a| {
-        Box::pin(snapshots::internal(d, a))
-    }),
-    ("blockdev-snapshot-sync", |d, a| {
-        Box::pin(snapshots::new_overlay(d, a))
-    }),
-    ("change-backing-file", |d, a| {
-        Box::pin(snapshots::change_backing_file(d, a))
-    }),
-    ("chardev-add", |d, a| Box::pin(chardevs::add(d, a))),
-    ("chardev-change", |d, a| Box::pin(chardevs::change(d, a))),
-    ("chardev-remove", |d, a| Box::pin(chardevs::remove(d, a))),
-    ("chardev-send-break", |d, a| {
-        Box::pin(chardevs::send_break(d, a))
-    }),
-    ("drive-backup", |d, a| Box::pin(backup::drive_backup(d, a))),
-    ("drive-mirror", |d, a| Box::pin(mirror::drive_mirror(d, a))),
-    ("job-cancel", |d, a| {
-        Box::pin(jobs::apply_verb(d, a, JobKey::Id, Verb::Cancel))
-    }),
-    ("job-complete", |d, a| {
-        Box::pin(jobs::apply_verb(d, a, JobKey::Id, Verb::Complete))
-    }),
-    ("job-dismiss", |d, a| {
-        Box::pin(jobs::apply_verb(d, a, JobKey::Id, Verb::Dismiss))
-    }),
-    ("job-finalize", |d, a| {
-        Box::pin(jobs::apply_verb(d, a, JobKey::Id, Verb::Finalize))
-    }),
-    ("job-pause", |d, a| {
-        Box::pin(jobs::apply_verb(d, a, JobKey::Id, Verb::Pause))
-    }),
-    ("job-resume", |d, a| {
-        Box::pin(jobs::apply_verb(d, a, JobKey::Id, Verb::Resume))
-    }),
-    ("nbd-server-add", |d, a| {
-        Box::pin(exports::nbd_server_add(d, a))
-    }),
-    ("nbd-server-remove", |d, a| {
-        Box::pin(exports::nbd_server_remove(d, a))
-    }),
-    ("nbd-server-start", |d, a| {
-        Box::pin(exports::nbd_server_start(d, a))
-    }),
-    ("nbd-server-stop", |d, a| {
-        Box::pin(exports::nbd_server_stop(d, a))
-    }),
-    ("object-add", |d, a| Box::pin(objects::add(d, a))),
-    ("object-del", |d, a| Box::pin(objects::del(d, a))),
-    ("qom-get", |d, a| Box::pin(objects::get(d, a))),
-    ("qom-list", |d, a| Box::pin(objects::list(d, a))),
-    ("qom-list-properties", |_, a| {
-        Box::pin(objects::list_properties(a))
-    }),
-    ("qom-list-types", |_, a| Box::pin(objects::list_types(a))),
-    ("qom-set", |d, a| Box::pin(objects::set(d, a))),
-    ("query-block", |d, a| {
-        Box::pin(block_stats::query_block(d, a))
-    }),
-    ("query-block-exports", |d, a| Box::pin(exports::query(d, a))),
-    ("query-block-jobs", |d, a| {
-        Box::pin(jobs::query_block_jobs(d, a))
-    }),
-    ("query-blockstats", |d, a| {
-        Box::pin(async { read_back(block_stats::write(d, a).await) })
-    }),
-    ("query-chardev", |d, a| Box::pin(chardevs::query(d, a))),
-    ("query-chardev-backends", |_, a| {
-        Box::pin(chardevs::query_backends(a))
-    }),
-    ("query-commands", |_, a| Box::pin(query_commands(a))),
-    ("query-jobs", |d, a| Box::pin(jobs::query_jobs(d, a))),
-    ("query-named-block-nodes", |d, a| {
-        Box::pin(async { read_back(named_block_nodes::write(d, a).await) })
-    }),
-    ("query-qmp-schema", |_, a| Box::pin(query_schema(a))),
-    ("query-version", |_, a| Box::pin(query_version(a))),
-    ("quit", |d, a| Box::pin(quit(d, a))),
-    ("ringbuf-read", |d, a| Box::pin(chardevs::ring_read(d, a))),
-    ("ringbuf-write", |d, a| Box::pin(chardevs::ring_write(d, a))),
-    ("transaction", |d, a| Box::pin(transaction::carry_out(d, a))),
-    ("x-blockdev-amend", |d, a| Box::pin(amend::begin(d, a))),
-    ("x-blockdev-change", |d, a| Box::pin(graph::change(d, a))),
-    ("x-blockdev-set-iothread", |d, a| {
-        Box::pin(graph::set_iothread(d, a))
-    }),
-    ("x-debug-block-dirty-bitmap-sha256", |d, a| {
-        Box::pin(bitmaps::sha256(d, a))
-    }),
-    ("x-debug-query-block-graph", |d, a| {
-        Box::pin(graph::query(d, a))
-    }),
-    (compact::NAME, |d, a| Box::pin(jobs::compact(d, a))),
-    ("x-vellum-flush", |d, a| Box::pin(nodes::flush(d, a))),
-    ("x-vellum-query-chain-policies", |d, a| {
-        Box::pin(chains::query(d, a))
-    }),
-    ("x-vellum-query-space", |d, a| Box::pin(space::query(d, a))),
-    (scrub::NAME, |d, a| Box::pin(jobs::scrub(d, a))),
-    ("x-vellum-set-chain-policy", |d, a| {
-        Box::pin(chains::set(d, a))
-    }),
-];
+/// What a command answers with.
+enum Answer {
+    Value(Value),
+    /// The text of one line that QMP has for it: long answers are written straight as text.
+    Text(String),
+}
+
+impl From<Value> for Answer {
+    fn from(value: Value) -> Answer {
+        Answer::Value(value)
+    }
+}
+
+impl From<String> for Answer {
+    fn from(text: String) -> Answer {
+        Answer::Text(text)
+    }
+}
+
+/// Parses a request and carries it out.
+fn run<R: 'static, A: Into<Answer>, F: Future<Output = Result<A, Failure>>>(
+    daemon: Rc<Daemon>,
+    arguments: Arguments,
+    parse: impl FnOnce(Arguments) -> Result<R, Failure>,
+    command: impl FnOnce(Rc<Daemon>, R) -> F + 'static,
+) -> Running {
+    let request = parse(arguments);
+    Box::pin(async move { command(daemon, request?).await.map(A::into) })
+}
+
+/// Rows of a name, an effect, how the request is parsed, and the function that carries that out.
+macro_rules! rows {
+    ($($name:literal: $effect:ident, $parse:expr => $command:expr;)*) => {
+        &[$(($name, $effect, |daemon, arguments| run(daemon, arguments, $parse, $command))),*]
+    };
+}
+
+/// Every command; `qmp_capabilities` is the monitor's own.
+const COMMANDS: &[Row] = rows! {
+    "block-commit": BeginsJob, CommitRequest::take => jobs::commit;
+    "block-dirty-bitmap-add": Unrecorded, |a| Change::take(Kind::Add, a) => bitmaps::change;
+    "block-dirty-bitmap-clear": Unrecorded, |a| Change::take(Kind::Clear, a) => bitmaps::change;
+    "block-dirty-bitmap-disable": Unrecorded, |a| Change::take(Kind::Disable, a) => bitmaps::change;
+    "block-dirty-bitmap-enable": Unrecorded, |a| Change::take(Kind::Enable, a) => bitmaps::change;
+    "block-dirty-bitmap-merge": Unrecorded, |a| Change::take(Kind::Merge, a) => bitmaps::change;
+    "block-dirty-bitmap-remove": Unrecorded, |a| Change::take(Kind::Remove, a) => bitmaps::change;
+    "block-export-add": Recorded, Arguments::into_options => exports::add;
+    "block-export-del": Recorded, |a| ExportRemoval::take(a, "id") => exports::del;
+    "block-job-cancel": Unrecorded, |a| JobVerb::take(a, Device, Cancel) => job_verbs::apply;
+    "block-job-change": Recorded, JobChange::take => job_verbs::change;
+    "block-job-complete": Unrecorded, |a| JobVerb::take(a, Device, Complete) => job_verbs::apply;
+    "block-job-dismiss": Unrecorded, |a| JobVerb::take(a, BlockId, Dismiss) => job_verbs::apply;
+    "block-job-finalize": Unrecorded, |a| JobVerb::take(a, BlockId, Finalize) => job_verbs::apply;
+    "block-job-pause": Recorded, |a| JobVerb::take(a, Device, Pause) => job_verbs::apply;
+    "block-job-resume": Recorded, |a| JobVerb::take(a, Device, Resume) => job_verbs::apply;
+    "block-job-set-speed": Recorded, |a| JobVerb::take(a, Device, SetSpeed) => job_verbs::apply;
+    "block-latency-histogram-set": Unrecorded, HistogramChange::take => block_stats::set_histogram;
+    "block-set-write-threshold": Unrecorded, WriteThreshold::take => block_stats::set_write_threshold;
+    "block-stream": BeginsJob, StreamRequest::take => jobs::stream;
+    "block_resize": Unrecorded, Resize::take => nodes::resize;
+    "blockdev-add": Recorded, nodes::take_options => nodes::add;
+    "blockdev-backup": BeginsJob, BackupRequest::take => backup::begin;
+    "blockdev-create": Unrecorded, CreateRequest::take => create::begin;
+    "blockdev-del": Recorded, |a| a.only_text("node-name") => nodes::del;
+    "blockdev-mirror": BeginsJob, MirrorRequest::take => mirror::blockdev_mirror;
+    "blockdev-reopen": Recorded, reopen::take => reopen::reopen;
+    "blockdev-set-active": Recorded, Activity::take => nodes::set_active;
+    "blockdev-snapshot": Recorded, OverlayRequest::take => snapshots::overlay;
+    "blockdev-snapshot-delete-internal-sync": Unrecorded, InternalRemoval::take => snapshots::delete_internal;
+    "blockdev-snapshot-internal-sync": Unrecorded, InternalRequest::take => snapshots::internal;
+    "blockdev-snapshot-sync": Recorded, OverlayRequest::take_new => snapshots::overlay;
+    "change-backing-file": Recorded, BackingChange::take => snapshots::change_backing_file;
+    "chardev-add": Unrecorded, chardevs::take => chardevs::add;
+    "chardev-change": Unrecorded, chardevs::take => chardevs::change;
+    "chardev-remove": Unrecorded, |a| a.only_text("id") => chardevs::remove;
+    "chardev-send-break": Unrecorded, |a| a.only_text("id") => chardevs::send_break;
+    "drive-backup": BeginsJob, BackupRequest::take_drive => backup::begin;
+    "drive-mirror": BeginsJob, DriveMirror::take => mirror::drive_mirror;
+    "job-cancel": Unrecorded, |a| JobVerb::take(a, Id, Cancel) => job_verbs::apply;
+    "job-complete": Unrecorded, |a| JobVerb::take(a, Id, Complete) => job_verbs::apply;
+    "job-dismiss": Unrecorded, |a| JobVerb::take(a, Id, Dismiss) => job_verbs::apply;
+    "job-finalize": Unrecorded, |a| JobVerb::take(a, Id, Finalize) => job_verbs::apply;
+    "job-pause": Recorded, |a| JobVerb::take(a, Id, Pause) => job_verbs::apply;
+    "job-resume": Recorded, |a| JobVerb::take(a, Id, Resume) => job_verbs::apply;
+    "nbd-server-add": Recorded, OldExport::take => exports::nbd_server_add;
+    "nbd-server-remove": Recorded, |a| ExportRemoval::take(a, "name") => exports::del;
+    "nbd-server-start": Recorded, exports::take_server => exports::nbd_server_start;
+    "nbd-server-stop": Recorded, Arguments::finish => exports::nbd_server_stop;
+    "object-add": Recorded, NewObject::take => objects::add;
+    "object-del": Recorded, |a| a.only_text("id") => objects::del;
+    "qom-get": Nothing, PropertyRequest::take => objects::get;
+    "qom-list": Nothing, |a| a.only_text("path") => objects::list;
+    "qom-list-properties": Nothing, |a| a.only_text("typename") => objects::list_properties;
+    "qom-list-types": Nothing, TypesRequest::take => objects::list_types;
+    "qom-set": Recorded, PropertyChange::take => objects::set;
+    "query-block": Nothing, Arguments::finish => block_stats::query_block;
+    "query-block-exports": Nothing, Arguments::finish => exports::query;
+    "query-block-jobs": Nothing, Arguments::finish => job_verbs::query_block_jobs;
+    "query-blockstats": Nothing, |a| a.only_switch("query-nodes") => block_stats::write;
+    "query-chardev": Nothing, Arguments::finish => chardevs::query;
+    "query-chardev-backends": Nothing, Arguments::finish => chardevs::query_backends;
+    "query-commands": Nothing, Arguments::finish => query_commands;
+    "query-jobs": Nothing, Arguments::finish => job_verbs::query_jobs;
+    "query-named-block-nodes": Nothing, |a| a.only_switch("flat") => named_block_nodes::write;
+    "query-qmp-schema": Nothing, Arguments::finish => query_schema;
+    "query-version": Nothing, Arguments::finish => query_version;
+    "quit": Unrecorded, Arguments::finish => quit;
+    "ringbuf-read": Unrecorded, RingRead::take => chardevs::ring_read;
+    "ringbuf-write": Unrecorded, RingWrite::take => chardevs::ring_write;
+    "transaction": BeginsJob, Transaction::take => transaction::carry_out;
+    "x-blockdev-amend": Recorded, AmendRequest::take => amend::begin;
+    "x-blockdev-change": Recorded, ChildChange::take => graph::change;
+    "x-blockdev-set-iothread": Recorded, IothreadChange::take => graph::set_iothread;
+    "x-debug-block-dirty-bitmap-sha256": Nothing, BitmapRef::take => bitmaps::sha256;
+    "x-debug-query-block-graph": Nothing, Arguments::finish => graph::query;
+    "x-vellum-compact": BeginsJob, CompactRequest::take => jobs::compact;
+    "x-vellum-flush": Unrecorded, |a| a.only_text("node-name") => nodes::flush;
+    "x-vellum-query-chain-policies": Nothing, Arguments::finish => chains::query;
+    "x-vellum-query-space": Nothing, |a| a.only_text("node-name") => space::query;
+    "x-vellum-scrub": Recorded, ScrubRequest::take => jobs::scrub;
+    "x-vellum-set-chain-policy": Recorded, chains::take => chains::set;
+};
 
 /// Commands whose arguments may be secrets: no trace shows these.
 const KEEP_ARGUMENTS: [&str; 2] = ["object-add", "qom-set"];
+
+fn find(name: &str) -> Option<&'static Row> {
+    COMMANDS.iter().find(|(known, ..)| *known == name)
+}
 
 /// Carries a command out.
 ///
@@ -210,30 +176,78 @@ const KEEP_ARGUMENTS: [&str; 2] = ["object-add", "qom-set"];
 /// What QMP answers: [`Class::CommandNotFound`] for an unknown name, else what the command
 /// says.
 pub async fn carry_out(daemon: &Rc<Daemon>, name: &str, arguments: Arguments) -> Outcome {
+    match answer(daemon, name, arguments).await? {
+        Answer::Value(value) => Ok(value),
+        Answer::Text(text) => {
+            let value = serde_json::from_str(&text);
+            let value = value.map_err(|error| Failure::new(error.to_string()))?;
+            Ok(json::as_added(value))
+        }
+    }
+}
+
+/// As [`carry_out`], with the answer as the text of one line that QMP has for it.
+///
+/// # Errors
+/// As [`carry_out`].
+pub(crate) async fn write_out(daemon: &Rc<Daemon>, name: &str, arguments: Arguments) -> Written {
+    Ok(match answer(daemon, name, arguments).await? {
+        Answer::Value(value) => json::compact(&value),
+        Answer::Text(text) => text,
+    })
+}
+
+async fn answer(daemon: &Rc<Daemon>, name: &str, arguments: Arguments) -> Result<Answer, Failure> {
     match KEEP_ARGUMENTS.contains(&name) {
         true => trace!(name: "handle_qmp_command", command = name),
         false => {
             trace!(name: "handle_qmp_command", command = name, arguments = arguments.as_json())
         }
     }
-    let outcome = match COMMANDS.iter().find(|(known, _)| *known == name) {
-        Some((known, command)) => {
-            let noted = daemon.state.prepare(known, &arguments);
-            let outcome = command(daemon.clone(), arguments).await;
-            if !only_looks(known) {
-                // What was opened in vain.
-                let closed = daemon.nodes.close_abandoned();
-                daemon.stop.or_give_up(closed).await;
-            }
-            daemon.record(noted, outcome).await
+    let answer = match find(name) {
+        Some((name, effect, command)) => {
+            let noted = daemon.state.prepare(name, *effect, &arguments);
+            settle(daemon, *effect, noted, command(daemon.clone(), arguments)).await
         }
         None => Err(Failure::of(
             Class::CommandNotFound,
             format!("The command {name} has not been found"),
         )),
     };
+    trace_answer(name, &answer);
+    answer
+}
+
+/// Carries out what the daemon itself asks for, as a command of that name is carried out for a client.
+///
+/// # Errors
+/// As the command.
+pub(crate) async fn change(
+    daemon: &Rc<Daemon>,
+    name: &str,
+    command: impl Future<Output = Outcome>,
+) -> Outcome {
+    trace!(name: "handle_qmp_command", command = name);
+    let outcome = settle(daemon, Effect::Recorded, None, command).await;
     trace_answer(name, &outcome);
     outcome
+}
+
+/// Completes a command: closes what it opened in vain, and has the state file say what it has done.
+async fn settle<A>(
+    daemon: &Rc<Daemon>,
+    effect: Effect,
+    noted: Option<Noted>,
+    command: impl Future<Output = Result<A, Failure>>,
+) -> Result<A, Failure> {
+    let answer = command.await;
+    if effect != Effect::Nothing {
+        daemon.stop.or_give_up(daemon.nodes.close_abandoned()).await;
+    }
+    match effect {
+        Effect::Nothing | Effect::Unrecorded => answer,
+        Effect::Recorded | Effect::BeginsJob => daemon.record(noted, answer).await,
+    }
 }
 
 fn trace_answer<T>(name: &str, answer: &Result<T, Failure>) {
@@ -243,51 +257,14 @@ fn trace_answer<T>(name: &str, answer: &Result<T, Failure>) {
     }
 }
 
-type Writing = Pin<Box<dyn Future<Output = Written>>>;
-type Writer = fn(Rc<Daemon>, Arguments) -> Writing;
-
-/// Commands whose answers are so long that they are written straight as text.
-const WRITERS: &[(&str, Writer)] = &[
-    ("query-blockstats", |d, a| {
-        Box::pin(block_stats::write(d, a))
-    }),
-    ("query-named-block-nodes", |d, a| {
-        Box::pin(named_block_nodes::write(d, a))
-    }),
-];
-
-/// As [`carry_out`], with the answer as the text of one line that QMP has for it.
-///
-/// # Errors
-/// As [`carry_out`].
-pub(crate) async fn write_out(daemon: &Rc<Daemon>, name: &str, arguments: Arguments) -> Written {
-    let Some((_, write)) = WRITERS.iter().find(|(known, _)| *known == name) else {
-        let value = carry_out(daemon, name, arguments).await?;
-        return Ok(json::compact(&value));
-    };
-    trace!(name: "handle_qmp_command", command = name, arguments = arguments.as_json());
-    let written = write(daemon.clone(), arguments).await;
-    trace_answer(name, &written);
-    written
-}
-
-/// What was written, as a value.
-fn read_back(written: Written) -> Outcome {
-    let value = serde_json::from_str(&written?);
-    let value = value.map_err(|error| Failure::new(error.to_string()))?;
-    Ok(json::as_added(value))
-}
-
 /// Whether there is a command of this name.
 pub(crate) fn exists(name: &str) -> bool {
-    name == "qmp_capabilities" || COMMANDS.iter().any(|(known, _)| *known == name)
+    name == "qmp_capabilities" || find(name).is_some()
 }
 
-/// Whether a command changes nothing, and may be given up anywhere.
-pub(crate) fn only_looks(name: &str) -> bool {
-    ["query-", "x-vellum-query-", "x-debug-query-"]
-        .iter()
-        .any(|start| name.starts_with(start))
+/// What a command changes, if there is one of this name.
+pub(crate) fn effect(name: &str) -> Option<Effect> {
+    find(name).map(|(_, effect, _)| *effect)
 }
 
 /// What this program is, beside the version of QEMU that it stands for.
@@ -324,31 +301,27 @@ pub fn enabled_oob(mut arguments: Arguments, offered: bool) -> Result<bool, Fail
     Ok(!wanted.is_empty())
 }
 
-async fn query_version(arguments: Arguments) -> Outcome {
-    arguments.finish()?;
+async fn query_version(_: Rc<Daemon>, (): ()) -> Outcome {
     Ok(qmp::version(&package()))
 }
 
-async fn query_commands(arguments: Arguments) -> Outcome {
-    arguments.finish()?;
+async fn query_commands(_: Rc<Daemon>, (): ()) -> Outcome {
     let all = names().into_iter();
     Ok(all.map(|name| json!({"name": name})).collect())
 }
 
 /// The names of all commands.
 pub(crate) fn names() -> Vec<&'static str> {
-    let names = COMMANDS.iter().map(|(name, _)| *name);
+    let names = COMMANDS.iter().map(|(name, ..)| *name);
     names.chain(["qmp_capabilities"]).collect()
 }
 
-async fn query_schema(arguments: Arguments) -> Outcome {
-    arguments.finish()?;
+async fn query_schema(_: Rc<Daemon>, (): ()) -> Outcome {
     Ok(schema::introspect(&names()))
 }
 
 /// Ends the program; the answer comes when everything has ended.
-async fn quit(daemon: Rc<Daemon>, arguments: Arguments) -> Outcome {
-    arguments.finish()?;
+async fn quit(daemon: Rc<Daemon>, (): ()) -> Outcome {
     daemon.stop.request();
     daemon.ended.wait().await;
     done()

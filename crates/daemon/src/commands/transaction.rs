@@ -314,23 +314,42 @@ fn check_grouped(actions: &[Action]) -> Result<(), Failure> {
     }
 }
 
-pub(super) async fn carry_out(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let actions = arguments.need_objects("actions")?.into_iter();
-    let mut actions = actions
-        .map(Action::take)
-        .collect::<Result<Vec<Action>, Failure>>()?;
-    let mut is_grouped = false;
-    if let Some(mut properties) = arguments.object("properties")? {
-        let modes = [("individual", false), ("grouped", true)];
-        is_grouped = properties
-            .choice("completion-mode", &modes)?
-            .unwrap_or(false);
-        properties.finish()?;
+/// `transaction`.
+pub(super) struct Transaction {
+    actions: Vec<Action>,
+    is_grouped: bool,
+}
+
+impl Transaction {
+    pub(super) fn take(mut arguments: Arguments) -> Result<Transaction, Failure> {
+        let actions = arguments.need_objects("actions")?.into_iter();
+        let actions = actions
+            .map(Action::take)
+            .collect::<Result<Vec<Action>, Failure>>()?;
+        let mut is_grouped = false;
+        if let Some(mut properties) = arguments.object("properties")? {
+            let modes = [("individual", false), ("grouped", true)];
+            is_grouped = properties
+                .choice("completion-mode", &modes)?
+                .unwrap_or(false);
+            properties.finish()?;
+        }
+        arguments.finish()?;
+        if is_grouped {
+            check_grouped(&actions)?;
+        }
+        Ok(Transaction {
+            actions,
+            is_grouped,
+        })
     }
-    arguments.finish()?;
-    if is_grouped {
-        check_grouped(&actions)?;
-    }
+}
+
+pub(super) async fn carry_out(daemon: Rc<Daemon>, request: Transaction) -> Outcome {
+    let Transaction {
+        mut actions,
+        is_grouped,
+    } = request;
     for action in &mut actions {
         daemon.open_beside(action.open(&daemon.nodes)).await?;
     }

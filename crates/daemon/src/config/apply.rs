@@ -1,6 +1,6 @@
 //! [`InForce`]: the parts that are in force, and how others come into force.
 //!
-//! Requests go the way of those of a monitor's client: what was changed by clients since is met as
+//! Requests are carried out by the functions of QMP's commands: what was changed by clients since is met as
 //! they would meet it. An export that is made anew shows what it showed before, which may be an overlay
 //! that a client has put over its disk.
 
@@ -9,20 +9,26 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tracing::trace;
 use vellum_graph::live::User;
+use vellum_graph::{Nodes, throttle_groups};
 use vellum_io::error::io_text;
 use vellum_io::lane;
+use vellum_options::Options;
 
-use crate::commands::carry_out;
+use crate::chains::{self, Policy};
+use crate::commands::exports::{self, ExportRemoval};
+use crate::commands::objects::{self, NewObject};
+use crate::commands::{change, nodes, reopen};
 use crate::daemon::Daemon;
-use crate::qmp::{Arguments, Failure};
+use crate::export::Removal;
+use crate::qmp::{Arguments, Failure, Outcome};
 use crate::state::shows_the_same;
 
-use super::parts::{ConfigRequest, PartKey, PartKind, Parts};
+use super::parts::{Part, PartKey, PartKind, Parts};
 use super::place::Mistake;
-use super::plan::{Effect, Step, plan};
+use super::plan::{Request, Step, plan};
 
 /// So long is an export waited for that ends.
 const EXPORT_PATIENCE: Duration = Duration::from_secs(30);
@@ -62,12 +68,14 @@ impl InForce {
         let mut steps = plan(&self.parts, wanted);
         let refused = refuse_early(daemon, &mut steps);
         let mut remembered = remembered.clone();
-        let send = async |request: &ConfigRequest| {
+        let send = async |request: &Request| {
             refuse_to_lose(daemon, request)?;
             send(daemon, request, &remembered).await?;
-            if let ("blockdev-add", Some(name)) = (request.command, name_of(request)) {
+            if let Request::Make(Part { key, .. }) = request
+                && key.kind == PartKind::Disk
+            {
                 // What is made anew is what the file says.
-                remembered.remove(name);
+                remembered.remove(&key.name);
             }
             Ok(())
         };
@@ -83,7 +91,7 @@ impl InForce {
         let mistake = |(step, text): (Step, String)| Mistake {
             path: path.to_owned(),
             place: step.place,
-            text: format!("{}: {text}", step.key),
+            text: format!("{}: {text}", step.request.key()),
         };
         Applied {
             carried_out: done.carried_out,
@@ -123,7 +131,7 @@ pub(super) struct Followed {
 pub(super) async fn follow(
     parts: &mut Parts,
     steps: Vec<Step>,
-    mut send: impl AsyncFnMut(&ConfigRequest) -> Result<(), Failure>,
+    mut send: impl AsyncFnMut(&Request) -> Result<(), Failure>,
     is_over: impl Fn() -> bool,
 ) -> Followed {
     let mut followed = Followed::default();
@@ -138,11 +146,11 @@ pub(super) async fn follow(
         }
         let change = step.change;
         // What a step needs that cannot be was told already.
-        if is_possible(parts, &step.effect) {
+        if is_possible(parts, &step.request) {
             match send(&step.request).await {
                 Ok(()) => {
                     followed.carried_out += 1;
-                    note(parts, &step.effect);
+                    note(parts, &step.request);
                     done.push(step);
                     continue;
                 }
@@ -157,7 +165,7 @@ pub(super) async fn follow(
         done = stays;
         for step in back.into_iter().rev() {
             match send(&step.undo).await {
-                Ok(()) => note(parts, &step.undone),
+                Ok(()) => note(parts, &step.undo),
                 Err(failure) => {
                     let text = format!("cannot be had back: {}", failure.text);
                     followed.failures.push((step, text));
@@ -172,12 +180,16 @@ pub(super) async fn follow(
 fn with_those_above(change: usize, done: &[Step]) -> BTreeSet<usize> {
     let mut all = BTreeSet::from([change]);
     loop {
-        let goes =
-            |step: &&Step| all.contains(&step.change) && matches!(step.undone, Effect::Gone(_));
-        let made: BTreeSet<&PartKey> = done.iter().filter(goes).map(|step| &step.key).collect();
-        let stands = |step: &&Step| match &step.effect {
-            Effect::Put(part) => part.needs.iter().any(|key| made.contains(key)),
-            Effect::Gone(_) => false,
+        let made = done.iter().filter_map(|step| match &step.undo {
+            Request::Remove(key) if all.contains(&step.change) => Some(key),
+            _ => None,
+        });
+        let made: BTreeSet<&PartKey> = made.collect();
+        let stands = |step: &&Step| match &step.request {
+            Request::Make(part) | Request::Change(part) => {
+                part.needs.iter().any(|key| made.contains(key))
+            }
+            Request::Remove(_) => false,
         };
         let above: Vec<usize> = done.iter().filter(stands).map(|step| step.change).collect();
         let count = all.len();
@@ -188,25 +200,22 @@ fn with_those_above(change: usize, done: &[Step]) -> BTreeSet<usize> {
     }
 }
 
-fn note(parts: &mut Parts, effect: &Effect) {
-    match effect {
-        Effect::Put(part) => parts.put(part.clone()),
-        Effect::Gone(key) => parts.remove(key),
+fn note(parts: &mut Parts, done: &Request) {
+    match done {
+        Request::Make(part) | Request::Change(part) => parts.put(part.clone()),
+        Request::Remove(key) => parts.remove(key),
     }
 }
 
 /// Whether what a part stands on is there, or nobody stands on one that is to go; why not was told
 /// already.
-fn is_possible(parts: &Parts, effect: &Effect) -> bool {
-    match effect {
-        Effect::Put(part) => part.needs.iter().all(|key| parts.get(key).is_some()),
-        Effect::Gone(key) => !parts.is_needed(key),
+fn is_possible(parts: &Parts, request: &Request) -> bool {
+    match request {
+        Request::Make(part) | Request::Change(part) => {
+            part.needs.iter().all(|key| parts.get(key).is_some())
+        }
+        Request::Remove(key) => !parts.is_needed(key),
     }
-}
-
-/// The node that a request is about.
-fn name_of(request: &ConfigRequest) -> Option<&str> {
-    request.arguments.get("node-name")?.as_str()
 }
 
 /// Takes out the changes of which a step is refused for sure: nobody is hung up on for them.
@@ -223,8 +232,8 @@ fn refuse_early(daemon: &Daemon, steps: &mut Vec<Step>) -> Vec<(Step, String)> {
     refused
 }
 
-/// Why a node cannot be made: a file is not there.
-fn missing_file(request: &ConfigRequest) -> Option<String> {
+/// Why a disk cannot be made: a file is not there.
+fn missing_file(request: &Request) -> Option<String> {
     fn first(node: &Map<String, Value>) -> Option<String> {
         let text = |key: &str| node.get(key).and_then(Value::as_str);
         if let (Some("file"), Some(path)) = (text("driver"), text("filename")) {
@@ -233,21 +242,24 @@ fn missing_file(request: &ConfigRequest) -> Option<String> {
         }
         node.values().filter_map(Value::as_object).find_map(first)
     }
-    match request.command {
-        "blockdev-add" => first(&request.arguments),
+    match request {
+        Request::Make(part) if part.key.kind == PartKind::Disk => first(&part.arguments),
         _ => None,
     }
 }
 
 /// Refuses to take a disk away that clients have led users from: what would be made in its place
 /// lacks all that was written since.
-fn refuse_to_lose(daemon: &Daemon, request: &ConfigRequest) -> Result<(), Failure> {
-    let ("blockdev-del", Some(name)) = (request.command, name_of(request)) else {
+fn refuse_to_lose(daemon: &Daemon, request: &Request) -> Result<(), Failure> {
+    let Request::Remove(PartKey {
+        kind: PartKind::Disk,
+        name,
+    }) = request
+    else {
         return Ok(());
     };
-    let nodes = &daemon.nodes;
     // Of a filter the file describes the image, too: an overlay was put between them otherwise.
-    match led_to(daemon, name).or_else(|| nodes.file_of_others(name)) {
+    match led_to(daemon, name).or_else(|| daemon.nodes.file_of_others(name)) {
         None => Ok(()),
         Some(node) => Err(Failure::new(format!(
             "clients have led its users to '{node}': it cannot be made anew or taken away before they \
@@ -257,13 +269,14 @@ fn refuse_to_lose(daemon: &Daemon, request: &ConfigRequest) -> Result<(), Failur
 }
 
 /// Refuses to take a disk away, or to open it anew, while a job works on it.
-fn refuse_beside_jobs(daemon: &Daemon, request: &ConfigRequest) -> Result<(), Failure> {
+fn refuse_beside_jobs(daemon: &Daemon, request: &Request) -> Result<(), Failure> {
     let nodes = &daemon.nodes;
-    match (request.command, name_of(request)) {
-        ("blockdev-del", Some(name)) => Ok(nodes.check_no_job_within(name)?),
-        ("blockdev-reopen", _) => {
-            let options = request.arguments.get("options").and_then(Value::as_array);
-            let mut described = options.into_iter().flatten().flat_map(described_nodes);
+    match request {
+        Request::Remove(key) if key.kind == PartKind::Disk => {
+            Ok(nodes.check_no_job_within(&key.name)?)
+        }
+        Request::Change(part) if part.key.kind == PartKind::Disk => {
+            let mut described = described_nodes(&part.arguments).into_iter();
             Ok(described.try_for_each(|name| nodes.check_not_watched(name))?)
         }
         _ => Ok(()),
@@ -271,11 +284,10 @@ fn refuse_beside_jobs(daemon: &Daemon, request: &ConfigRequest) -> Result<(), Fa
 }
 
 /// The names of the nodes that options describe, those below one among them.
-fn described_nodes(options: &Value) -> Vec<&str> {
-    let members = options.as_object();
-    let below = members.into_iter().flat_map(Map::values);
+fn described_nodes(options: &Map<String, Value>) -> Vec<&str> {
+    let below = options.values().filter_map(Value::as_object);
     let mut names: Vec<&str> = below.flat_map(described_nodes).collect();
-    names.extend(options["node-name"].as_str());
+    names.extend(options.get("node-name").and_then(Value::as_str));
     names
 }
 
@@ -296,79 +308,121 @@ fn led_to(daemon: &Daemon, name: &str) -> Option<String> {
     }
 }
 
+/// Has the daemon do what is asked for, as if a client had asked for the same.
 async fn send(
     daemon: &Rc<Daemon>,
-    request: &ConfigRequest,
+    request: &Request,
     remembered: &BTreeMap<String, String>,
 ) -> Result<(), Failure> {
-    let ConfigRequest { command, arguments } = request;
-    let mut arguments = arguments.clone();
-    match *command {
-        "block-export-add" => {
-            if let Some(node) = arguments.get_mut("node-name")
-                && let Some(name) = node.as_str()
-            {
-                // Clients may lead users of a disk also while it has no exports.
-                let instead = remembered.get(name).cloned();
-                if let Some(instead) = instead.or_else(|| led_to(daemon, name)) {
-                    *node = Value::from(instead);
-                }
-            }
+    let command = async {
+        match request {
+            Request::Make(part) => make(daemon.clone(), part, remembered).await,
+            Request::Change(part) => become_like(daemon.clone(), part).await,
+            Request::Remove(key) => remove(daemon.clone(), key).await,
         }
-        "blockdev-reopen" => {
-            let state = daemon.parts.lock().await;
-            let options = arguments.get_mut("options").and_then(Value::as_array_mut);
-            for node in options.into_iter().flatten() {
-                name_backing(&state.nodes, node);
-                keep_read_only(&state.nodes, node);
-            }
-        }
-        _ => {}
-    }
-    // A disk of the file comes back as what it was.
-    let step = match *command {
-        "blockdev-add" => name_of(request).and_then(|name| daemon.nodes.take_step(name)),
-        _ => None,
     };
-    let sent = carry_out(daemon, command, Arguments::new(arguments.clone())).await;
-    if let (Some(name), Some(step)) = (name_of(request), step) {
-        daemon.nodes.put_step(name, step);
-    }
-    sent?;
-    if *command == "block-export-del"
-        && let Some(id) = arguments.get("id").and_then(Value::as_str)
+    change(daemon, request.command(), command).await?;
+    if let Request::Remove(key) = request
+        && key.kind == PartKind::Export
     {
-        wait_for_end(daemon, id).await?;
+        wait_for_end(daemon, &key.name).await?;
     }
     Ok(())
 }
 
+async fn make(daemon: Rc<Daemon>, part: &Part, remembered: &BTreeMap<String, String>) -> Outcome {
+    let arguments = Arguments::new(part.arguments.clone());
+    match part.key.kind {
+        PartKind::Secret | PartKind::Throttle => {
+            objects::add(daemon, NewObject::of_file(arguments.into_options()?)).await
+        }
+        PartKind::Server => {
+            exports::nbd_server_start(daemon, exports::take_server(arguments)?).await
+        }
+        PartKind::Disk => nodes::add_disk(daemon, arguments.into_options()?).await,
+        PartKind::Chain => chains::set(daemon, chains::take(arguments)?).await,
+        PartKind::Export => {
+            let mut options = arguments.into_options()?;
+            if let Some(disk) = options.get_text("node-name") {
+                // Clients may lead users of a disk also while it has no exports.
+                let instead = remembered
+                    .get(disk)
+                    .cloned()
+                    .or_else(|| led_to(&daemon, disk));
+                if let Some(node) = instead {
+                    options.set_text("node-name", node);
+                }
+            }
+            exports::add(daemon, options).await
+        }
+    }
+}
+
+async fn become_like(daemon: Rc<Daemon>, part: &Part) -> Outcome {
+    if part.key.kind == PartKind::Throttle {
+        let limits = Value::Object(all_limits(part));
+        throttle_groups::set(&part.key.name, throttle_groups::LIMITS, limits)?;
+        return Ok(json!({}));
+    }
+    let mut node = part.arguments.clone();
+    {
+        let state = daemon.parts.lock().await;
+        name_backing(&state.nodes, &mut node);
+        keep_read_only(&state.nodes, &mut node);
+    }
+    reopen::reopen(daemon, vec![Options::from_object(node)?]).await
+}
+
+/// The limits of a group; those that the file does not say are the defaults.
+pub(super) fn all_limits(part: &Part) -> Map<String, Value> {
+    let given = part.arguments.get("limits").and_then(Value::as_object);
+    let names = throttle_groups::limit_names().into_iter();
+    let all = names.map(|name| {
+        let given = given.and_then(|given| given.get(&name)).cloned();
+        let value = given.unwrap_or_else(|| json!(throttle_groups::default_of(&name)));
+        (name, value)
+    });
+    all.collect()
+}
+
+async fn remove(daemon: Rc<Daemon>, key: &PartKey) -> Outcome {
+    let name = key.name.clone();
+    match key.kind {
+        PartKind::Secret | PartKind::Throttle => objects::del(daemon, name).await,
+        PartKind::Server => exports::nbd_server_stop(daemon, ()).await,
+        PartKind::Disk => nodes::del(daemon, name).await,
+        PartKind::Chain => chains::set(daemon, (name, Policy::default())).await,
+        PartKind::Export => {
+            let removal = Removal::Hard;
+            exports::del(daemon, ExportRemoval { id: name, removal }).await
+        }
+    }
+}
+
 /// Says what a node stands on by its backing file, and those below it: a node that is opened anew
 /// must be told, and only the image knows.
-fn name_backing(nodes: &vellum_graph::Nodes, node: &mut Value) {
-    let Some(members) = node.as_object_mut() else {
-        return;
-    };
+fn name_backing(nodes: &Nodes, members: &mut Map<String, Value>) {
     let name = members.get("node-name").and_then(Value::as_str);
     if let Some(backing) = name.and_then(|name| nodes.backing_of(name))
         && !members.contains_key("backing")
     {
         members.insert("backing".to_owned(), Value::from(backing));
     }
-    if let Some(below) = members.get_mut("file") {
+    if let Some(below) = members.get_mut("file").and_then(Value::as_object_mut) {
         name_backing(nodes, below);
     }
 }
 
 /// A base that an overlay was put over is only read from then on.
-fn keep_read_only(nodes: &vellum_graph::Nodes, node: &mut Value) {
-    let name = node["node-name"].as_str().unwrap_or_default();
+fn keep_read_only(nodes: &Nodes, node: &mut Map<String, Value>) {
+    let name = node.get("node-name").and_then(Value::as_str);
+    let name = name.unwrap_or_default();
     let has_overlay = nodes.is_used_by(name, |user| matches!(user, User::Node(_)));
     let is_read_only = nodes
         .device(name)
         .is_ok_and(|device| device.info().read_only);
-    if let (true, true, Some(members)) = (has_overlay, is_read_only, node.as_object_mut()) {
-        members.insert("read-only".to_owned(), Value::Bool(true));
+    if has_overlay && is_read_only {
+        node.insert("read-only".to_owned(), Value::Bool(true));
     }
 }
 

@@ -19,10 +19,10 @@
 //! writable = true
 //! ```
 //!
-//! `read.rs` makes parts of the text (`section.rs`, `disk.rs`), each with the QMP request that makes
-//! it and the place where it stands; `plan.rs` compares parts that are in force with those that are
-//! wanted; `apply.rs` carries the difference out as a client of a monitor would. The first two do no
-//! I/O but for reading the file, and know nothing of the running daemon.
+//! `read.rs` makes parts of the text (`section.rs`, `disk.rs`), each with the arguments of the command that
+//! makes it and the place where it stands; `plan.rs` compares parts that are in force with those that are
+//! wanted; `apply.rs` carries the difference out by the same functions as the commands of a monitor. The first
+//! two do no I/O but for reading the file, and know nothing of the running daemon.
 //!
 //! Invariants:
 //! - A file with a mistake changes nothing.
@@ -38,9 +38,9 @@ mod read;
 mod section;
 
 pub use apply::{Applied, InForce};
-pub use parts::{ConfigRequest, Part, PartKey, PartKind, Parts};
+pub use parts::{Part, PartKey, PartKind, Parts};
 pub use place::{Mistake, Place};
-pub use plan::{Effect, Step, plan};
+pub use plan::{Request, Step, plan};
 pub use read::{Config, Listener, Monitor, OnError};
 
 #[cfg(test)]

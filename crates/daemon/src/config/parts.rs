@@ -1,9 +1,9 @@
-//! What a configuration consists of: parts, each made by one request.
+//! What a configuration consists of: parts, each made by one command.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::place::Place;
 
@@ -62,39 +62,12 @@ impl fmt::Display for PartKey {
     }
 }
 
-/// A request as a client of a monitor would send it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ConfigRequest {
-    /// The command.
-    pub command: &'static str,
-    /// Its arguments.
-    pub arguments: Map<String, Value>,
-}
-
-impl ConfigRequest {
-    /// A request; `arguments` are members.
-    pub fn new(command: &'static str, arguments: Value) -> ConfigRequest {
-        let arguments = match arguments {
-            Value::Object(members) => members,
-            _ => Map::new(),
-        };
-        ConfigRequest { command, arguments }
-    }
-}
-
-impl fmt::Display for ConfigRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ConfigRequest { command, arguments } = self;
-        write!(f, "{}", json!({"execute": command, "arguments": arguments}))
-    }
-}
-
 /// A part of a configuration.
 #[derive(Debug, Clone)]
 pub struct Part {
     /// What it is.
     pub key: PartKey,
-    /// The arguments of the request that makes it.
+    /// The arguments of the command that makes it, as QMP has them.
     pub arguments: Map<String, Value>,
     /// The parts that it stands on.
     pub needs: BTreeSet<PartKey>,
@@ -106,39 +79,6 @@ impl Part {
     /// Whether it is made as another one is.
     pub fn is_like(&self, other: &Part) -> bool {
         self.key == other.key && self.arguments == other.arguments
-    }
-
-    /// The request that makes it.
-    pub fn making(&self) -> ConfigRequest {
-        let command = match self.key.kind {
-            PartKind::Secret | PartKind::Throttle => "object-add",
-            PartKind::Server => "nbd-server-start",
-            PartKind::Disk => "blockdev-add",
-            PartKind::Chain => "x-vellum-set-chain-policy",
-            PartKind::Export => "block-export-add",
-        };
-        ConfigRequest {
-            command,
-            arguments: self.arguments.clone(),
-        }
-    }
-
-    /// The request that takes it away.
-    pub fn removal(&self) -> ConfigRequest {
-        let name = &self.key.name;
-        match self.key.kind {
-            PartKind::Secret | PartKind::Throttle => {
-                ConfigRequest::new("object-del", json!({"id": name}))
-            }
-            PartKind::Server => ConfigRequest::new("nbd-server-stop", json!({})),
-            PartKind::Disk => ConfigRequest::new("blockdev-del", json!({"node-name": name})),
-            PartKind::Chain => {
-                ConfigRequest::new("x-vellum-set-chain-policy", json!({"node-name": name}))
-            }
-            PartKind::Export => {
-                ConfigRequest::new("block-export-del", json!({"id": name, "mode": "hard"}))
-            }
-        }
     }
 }
 

@@ -11,36 +11,74 @@
 //! - A step that is undone in the reverse order leads back to what was in force.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use serde_json::{Map, Value, json};
 use vellum_graph::change::may_change;
-use vellum_graph::throttle_groups;
 
-use super::parts::{ConfigRequest, Part, PartKey, PartKind, Parts};
+use super::parts::{Part, PartKey, PartKind, Parts};
 use super::place::Place;
 
-/// What a step does to the parts in force.
+/// What is asked of the daemon.
 #[derive(Debug, Clone)]
-pub enum Effect {
-    /// This part is in force.
-    Put(Part),
-    /// The part of this name is not.
-    Gone(PartKey),
+pub enum Request {
+    /// To make a part.
+    Make(Part),
+    /// To have the part of this name be so from now on.
+    Change(Part),
+    /// To take the part of this name away.
+    Remove(PartKey),
 }
 
-/// A request, what it does, and how it is undone.
+impl Request {
+    /// The part that it is about.
+    pub fn key(&self) -> &PartKey {
+        match self {
+            Request::Make(part) | Request::Change(part) => &part.key,
+            Request::Remove(key) => key,
+        }
+    }
+
+    /// The command of QMP that does the same.
+    pub fn command(&self) -> &'static str {
+        match (self, self.key().kind) {
+            (Request::Make(_), PartKind::Secret | PartKind::Throttle) => "object-add",
+            (Request::Make(_), PartKind::Server) => "nbd-server-start",
+            (Request::Make(_), PartKind::Disk) => "blockdev-add",
+            (Request::Make(_), PartKind::Export) => "block-export-add",
+            (Request::Change(_), PartKind::Throttle) => "qom-set",
+            (Request::Change(_), _) => "blockdev-reopen",
+            (Request::Remove(_), PartKind::Secret | PartKind::Throttle) => "object-del",
+            (Request::Remove(_), PartKind::Server) => "nbd-server-stop",
+            (Request::Remove(_), PartKind::Disk) => "blockdev-del",
+            (Request::Remove(_), PartKind::Export) => "block-export-del",
+            (_, PartKind::Chain) => "x-vellum-set-chain-policy",
+        }
+    }
+}
+
+impl fmt::Display for Request {
+    /// As a client of QMP would send it, if it makes a part.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Request::Make(part) => {
+                let request = json!({"execute": self.command(), "arguments": part.arguments});
+                write!(f, "{request}")
+            }
+            Request::Change(_) | Request::Remove(_) => {
+                write!(f, "{} of {}", self.command(), self.key())
+            }
+        }
+    }
+}
+
+/// A request, and how it is undone.
 #[derive(Debug, Clone)]
 pub struct Step {
-    /// The part that it is about.
-    pub key: PartKey,
     /// What is asked for.
-    pub request: ConfigRequest,
-    /// What is in force then.
-    pub effect: Effect,
+    pub request: Request,
     /// What is asked for to take it back.
-    pub undo: ConfigRequest,
-    /// What is in force after that.
-    pub undone: Effect,
+    pub undo: Request,
     /// The number of the change.
     pub change: usize,
     /// Where the part stands in the file, unless it does not any more.
@@ -236,59 +274,37 @@ impl Planner<'_> {
         self.fates.get(&part.key).copied().unwrap_or(Fate::Kept)
     }
 
-    fn step(&self, part: &Part, request: ConfigRequest, effect: Effect) -> Step {
+    fn step(&self, request: Request, undo: Request) -> Step {
+        let key = request.key();
         Step {
-            key: part.key.clone(),
+            change: self.changes.get(key).copied().unwrap_or_default(),
+            place: self.new.get(key).map(|part| part.place),
             request,
-            effect,
-            undo: part.removal(),
-            undone: Effect::Gone(part.key.clone()),
-            change: self.changes.get(&part.key).copied().unwrap_or_default(),
-            place: self.new.get(&part.key).map(|part| part.place),
+            undo,
         }
     }
 
     fn making(&self, part: &Part) -> Option<Step> {
         let is_made = matches!(self.fate(part), Fate::Added | Fate::Replaced);
-        is_made.then(|| self.step(part, part.making(), Effect::Put(part.clone())))
+        let (make, remove) = (
+            Request::Make(part.clone()),
+            Request::Remove(part.key.clone()),
+        );
+        is_made.then(|| self.step(make, remove))
     }
 
     fn removing(&self, part: &Part) -> Option<Step> {
         let is_removed = matches!(self.fate(part), Fate::Removed | Fate::Replaced);
-        is_removed.then(|| Step {
-            undo: part.making(),
-            undone: Effect::Put(part.clone()),
-            ..self.step(part, part.removal(), Effect::Gone(part.key.clone()))
-        })
+        let (make, remove) = (
+            Request::Make(part.clone()),
+            Request::Remove(part.key.clone()),
+        );
+        is_removed.then(|| self.step(remove, make))
     }
 
     fn changing(&self, part: &Part) -> Option<Step> {
         let was = self.old.get(&part.key)?;
-        (self.fate(part) == Fate::Changed).then(|| Step {
-            undo: change_to(was),
-            undone: Effect::Put(was.clone()),
-            ..self.step(part, change_to(part), Effect::Put(part.clone()))
-        })
-    }
-}
-
-/// The request that makes a part what it is to be, where there is one of its name.
-fn change_to(part: &Part) -> ConfigRequest {
-    match part.key.kind {
-        PartKind::Throttle => {
-            let given = part.arguments.get("limits").and_then(Value::as_object);
-            // Limits that are not said stay as they are.
-            let all = throttle_groups::limit_names().into_iter().map(|name| {
-                let given = given.and_then(|given| given.get(&name)).cloned();
-                let value = given.unwrap_or_else(|| json!(throttle_groups::default_of(&name)));
-                (name, value)
-            });
-            let limits: Map<String, Value> = all.collect();
-            let path = format!("/objects/{}", part.key.name);
-            let property = throttle_groups::LIMITS;
-            let value = json!({"path": path, "property": property, "value": limits});
-            ConfigRequest::new("qom-set", value)
-        }
-        _ => ConfigRequest::new("blockdev-reopen", json!({"options": [part.arguments]})),
+        let (change, back) = (Request::Change(part.clone()), Request::Change(was.clone()));
+        (self.fate(part) == Fate::Changed).then(|| self.step(change, back))
     }
 }

@@ -9,10 +9,10 @@ use serde_json::{Map, Value, json};
 
 use crate::qmp::Failure;
 
-use super::apply::{Followed, follow};
-use super::parts::{ConfigRequest, Part, PartKey, PartKind, Parts};
+use super::apply::{Followed, all_limits, follow};
+use super::parts::{Part, PartKey, PartKind, Parts};
 use super::place::Place;
-use super::plan::{Step, plan};
+use super::plan::{Request, Step, plan};
 
 fn part(kind: PartKind, name: &str, arguments: Value, needs: Vec<PartKey>) -> Part {
     let Value::Object(arguments) = arguments else {
@@ -169,41 +169,25 @@ impl Table {
     }
 
     /// Does what is asked for, as the daemon would.
-    fn carry_out(&mut self, request: &ConfigRequest) {
-        let arguments = request.arguments.clone();
-        let text = |key: &str| {
-            arguments
-                .get(key)
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-        };
-        let of = |kind, key: &str| PartKey::new(kind, text(key));
-        match request.command {
-            "object-add" => self.add(of(PartKind::Throttle, "id"), arguments),
-            "object-del" => self.remove(&of(PartKind::Throttle, "id")),
-            "nbd-server-start" => self.add(PartKey::server(), arguments),
-            "nbd-server-stop" => self.remove(&PartKey::server()),
-            "blockdev-add" => self.add(of(PartKind::Disk, "node-name"), arguments),
-            "blockdev-del" => self.remove(&of(PartKind::Disk, "node-name")),
-            "block-export-add" => self.add(of(PartKind::Export, "id"), arguments),
-            "block-export-del" => self.remove(&of(PartKind::Export, "id")),
-            "blockdev-reopen" => {
-                let node = arguments["options"][0].as_object().expect("a node").clone();
-                let name = node["node-name"].as_str().expect("a name");
-                let key = PartKey::new(PartKind::Disk, name);
-                let old = self.made.insert(key, node.clone()).expect("it is there");
-                assert_eq!(old["driver"], node["driver"]);
+    fn carry_out(&mut self, request: &Request) {
+        match request {
+            Request::Make(part) => self.add(part.key.clone(), part.arguments.clone()),
+            Request::Remove(key) => self.remove(key),
+            Request::Change(part) if part.key.kind == PartKind::Disk => {
+                let node = part.arguments.clone();
+                let old = self.made.insert(part.key.clone(), node.clone());
+                assert_eq!(old.expect("it is there")["driver"], node["driver"]);
+                assert_eq!(node["node-name"], part.key.name);
             }
-            "qom-set" => {
-                let id = text("path").strip_prefix("/objects/").expect("a path");
-                let group = self.made.get_mut(&PartKey::new(PartKind::Throttle, id));
+            Request::Change(part) => {
+                assert_eq!(part.key.kind, PartKind::Throttle);
+                let group = self.made.get_mut(&part.key);
                 let limits = &mut group.expect("it is there")["limits"];
                 // All are said; those that are not 0, or 1 as lengths are, can be compared.
-                let iops = &arguments["value"]["iops-total"];
-                assert_eq!(arguments["value"].as_object().expect("limits").len(), 19);
-                *limits = json!({"iops-total": iops});
+                let all = all_limits(part);
+                assert_eq!(all.len(), 19);
+                *limits = json!({"iops-total": all["iops-total"]});
             }
-            other => panic!("{other}"),
         }
     }
 }
@@ -216,7 +200,7 @@ fn play(
     failing: &BTreeSet<usize>,
 ) -> Followed {
     let steps = plan(in_force, wanted);
-    let send = async |request: &ConfigRequest| {
+    let send = async |request: &Request| {
         let number = table.count;
         table.count += 1;
         if failing.contains(&number) {
@@ -250,15 +234,15 @@ proptest! {
     fn what_is_the_same_is_in_no_step(old in any_parts(), new in any_parts()) {
         let steps = plan(&old, &new);
         let goes = |key: &PartKey| {
-            let mut removals = steps.iter().filter(|step| step.key == *key);
-            removals.any(|step| step.request.command.ends_with("-del") || step.request.command.ends_with("-stop"))
+            let mut removals = steps.iter().filter(|step| step.request.key() == key);
+            removals.any(|step| step.request.command().ends_with("-del") || step.request.command().ends_with("-stop"))
         };
         for step in &steps {
-            let (Some(was), Some(part)) = (old.get(&step.key), new.get(&step.key)) else {
+            let (Some(was), Some(part)) = (old.get(step.request.key()), new.get(step.request.key())) else {
                 continue;
             };
             let is_moved = part.needs.iter().chain(&was.needs).any(goes);
-            prop_assert!(!was.is_like(part) || is_moved, "{}", step.key);
+            prop_assert!(!was.is_like(part) || is_moved, "{}", step.request.key());
         }
     }
 
@@ -279,18 +263,18 @@ proptest! {
             let keys: BTreeSet<&PartKey> = steps
                 .iter()
                 .filter(|other| other.change == step.change)
-                .map(|other| &other.key)
+                .map(|other| other.request.key())
                 .collect();
             let is = |parts: &Parts| {
                 keys.iter().all(|key| {
                     table.made.get(*key) == parts.get(key).map(|part| &part.arguments)
                 })
             };
-            prop_assert!(is(&old) || is(&new), "{}", step.key);
+            prop_assert!(is(&old) || is(&new), "{}", step.request.key());
         }
         for (step, _) in &followed.failures {
-            let was = old.get(&step.key).map(|part| &part.arguments);
-            prop_assert_eq!(table.made.get(&step.key), was, "{}", &step.key);
+            let was = old.get(step.request.key()).map(|part| &part.arguments);
+            prop_assert_eq!(table.made.get(step.request.key()), was, "{}", step.request.key());
         }
         // With the cause gone, the next try gets there.
         play(&mut table, &mut in_force, &new, &BTreeSet::new());
@@ -300,7 +284,7 @@ proptest! {
 
 fn commands(old: &Parts, new: &Parts) -> Vec<&'static str> {
     let steps: Vec<Step> = plan(old, new);
-    steps.iter().map(|step| step.request.command).collect()
+    steps.iter().map(|step| step.request.command()).collect()
 }
 
 fn one(image: u8, group: Option<u8>, discard: bool, writable: bool, limit: u64) -> Parts {

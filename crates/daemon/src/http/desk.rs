@@ -20,6 +20,7 @@ use vellum_io::lane;
 
 use crate::commands;
 use crate::daemon::Daemon;
+use crate::effect::Effect;
 use crate::qmp::{Arguments, Written};
 
 use super::moment::Moment;
@@ -89,7 +90,7 @@ async fn carry_out(
     let command = pin!(daemon.askers.carry_out_for(&gone, command));
     let outcome = match select(command, answer.cancellation()).await {
         Either::Left((outcome, _)) => outcome,
-        Either::Right(_) if commands::only_looks(&name) => return,
+        Either::Right(_) if commands::effect(&name) == Some(Effect::Nothing) => return,
         Either::Right(((), command)) => {
             gone.request();
             command.await

@@ -229,6 +229,24 @@ impl Arguments {
         items.into_iter().enumerate().map(object).collect()
     }
 
+    /// The text that is the only argument of a command.
+    ///
+    /// # Errors
+    /// If it is not there, or something else is.
+    pub(crate) fn only_text(mut self, key: &str) -> Result<String, Failure> {
+        let text = self.need_text(key)?;
+        self.finish().map(|()| text)
+    }
+
+    /// The switch that is the only argument of a command; off, if it is not there.
+    ///
+    /// # Errors
+    /// If something else is there.
+    pub(crate) fn only_switch(mut self, key: &str) -> Result<bool, Failure> {
+        let switch = self.switch(key)?.unwrap_or(false);
+        self.finish().map(|()| switch)
+    }
+
     /// Ends the taking.
     ///
     /// # Errors

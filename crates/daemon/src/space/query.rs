@@ -14,7 +14,7 @@ use vellum_graph::live::{Inventory, NodeState, Wanted};
 use vellum_io::lane;
 
 use crate::daemon::Daemon;
-use crate::qmp::{Arguments, Outcome};
+use crate::qmp::Outcome;
 
 use super::surveys::SpaceSurvey;
 
@@ -38,9 +38,7 @@ struct Walked {
 }
 
 /// Tells where the space of a node goes.
-pub(crate) async fn query(daemon: Rc<Daemon>, mut arguments: Arguments) -> Outcome {
-    let name = arguments.need_text("node-name")?;
-    arguments.finish()?;
+pub(crate) async fn query(daemon: Rc<Daemon>, name: String) -> Outcome {
     let device = daemon.nodes.device(&name)?;
     let wanted = Wanted {
         of: Some(&name),

@@ -15,7 +15,7 @@ use vellum_jobs::job::Status;
 
 use crate::config::Parts;
 use crate::daemon::Daemon;
-use crate::qmp::{Failure, Outcome};
+use crate::qmp::Failure;
 use crate::server::Notice;
 
 use super::file;
@@ -101,12 +101,15 @@ impl Daemon {
     }
 
     /// Has the state file say what a command has done, before that is answered.
-    pub(crate) async fn record(&self, noted: Option<Noted>, outcome: Outcome) -> Outcome {
-        let Some(Noted { command, arguments }) = noted else {
-            return outcome;
-        };
+    pub(crate) async fn record<A>(
+        &self,
+        noted: Option<Noted>,
+        outcome: Result<A, Failure>,
+    ) -> Result<A, Failure> {
         if outcome.is_ok() {
-            self.state.note(&self.nodes, command, &arguments);
+            if let Some(Noted { command, arguments }) = noted {
+                self.state.note(&self.nodes, command, &arguments);
+            }
             // One of a transaction may be over by now.
             let is_there = |id: &str| {
                 let job = self.jobs.find(id);

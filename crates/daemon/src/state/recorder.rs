@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use vellum_graph::{Nodes, throttle_groups};
 
 use crate::daemon_state::DaemonState;
+use crate::effect::Effect;
 use crate::jobs::Jobs;
 use crate::qmp::{Arguments, Failure};
 
@@ -16,45 +17,6 @@ use super::anew;
 use super::content::Content;
 use super::keeper::{Keeper, nameless};
 use super::lost::Lost;
-
-/// Commands that begin jobs which can be begun anew.
-pub(super) const JOBS: [&str; 7] = [
-    "block-commit",
-    "block-stream",
-    "blockdev-backup",
-    "blockdev-mirror",
-    "drive-backup",
-    "drive-mirror",
-    "x-vellum-compact",
-];
-
-/// What commands begin with that leave what the file has as it is: jobs that they speak to tell of
-/// their ends themselves.
-const OF_NO_STATE: [&str; 23] = [
-    "block-dirty-bitmap-",
-    "block-job-cancel",
-    "block-job-complete",
-    "block-job-dismiss",
-    "block-job-finalize",
-    "block-latency-",
-    "block-set-write-threshold",
-    "block_resize",
-    "blockdev-create",
-    "blockdev-snapshot-delete-internal",
-    "blockdev-snapshot-internal",
-    "chardev-",
-    "job-cancel",
-    "job-complete",
-    "job-dismiss",
-    "job-finalize",
-    "qom-get",
-    "qom-list",
-    "query-",
-    "quit",
-    "ringbuf-",
-    "x-debug-",
-    "x-vellum-flush",
-];
 
 /// What a daemon keeps for the file.
 #[derive(Debug, Default)]
@@ -82,7 +44,7 @@ pub(super) enum Recorded {
     TooLate,
 }
 
-/// What a command is to be noted as, if it succeeds.
+/// A command that begins a job, as it is to be noted if it succeeds.
 #[derive(Debug)]
 pub(crate) struct Noted {
     pub(super) command: &'static str,
@@ -103,49 +65,59 @@ impl Recorder {
         }
     }
 
-    /// What there is to note of a command; `None` if nothing is kept, or it changes nothing.
-    pub(crate) fn prepare(&self, command: &'static str, arguments: &Arguments) -> Option<Noted> {
+    /// What is to be noted of a command, if the file has to begin its job again.
+    pub(crate) fn prepare(
+        &self,
+        command: &'static str,
+        effect: Effect,
+        arguments: &Arguments,
+    ) -> Option<Noted> {
         self.keeper.borrow().as_ref()?;
-        if OF_NO_STATE.iter().any(|start| command.starts_with(start)) {
-            return None;
-        }
-        let arguments = arguments.to_value();
-        Some(Noted { command, arguments })
+        (effect == Effect::BeginsJob).then(|| Noted {
+            command,
+            arguments: arguments.to_value(),
+        })
     }
 
+    /// Notes an object that a client has made.
+    pub(crate) fn note_object(&self, words: Value) {
+        let id = words["id"].as_str().unwrap_or_default().to_owned();
+        self.objects.borrow_mut().insert(id, words);
+    }
+
+    pub(crate) fn forget_object(&self, id: &str) {
+        self.objects.borrow_mut().remove(id);
+    }
+
+    /// Notes the job that a command has begun, or those of a transaction.
     pub(super) fn note(&self, nodes: &Nodes, command: &str, arguments: &Value) {
-        let id = |key: &str| arguments[key].as_str().unwrap_or_default().to_owned();
-        match command {
-            // What is secret is not written; it has to come from a file, or anew.
-            "object-add" if arguments.get("data").is_none() => {
-                self.objects
-                    .borrow_mut()
-                    .insert(id("id"), arguments.clone());
-            }
-            "object-del" => drop(self.objects.borrow_mut().remove(&id("id"))),
-            "transaction" => self.note_transaction(nodes, arguments),
-            command if JOBS.contains(&command) => {
-                let source = nodes.device(&id("device"));
-                let format = source.as_ref().map(|source| source.info().format);
-                let job = anew::begun_anew(command, arguments, format.ok());
-                self.jobs.borrow_mut().insert(id("job-id"), job);
-            }
-            _ => {}
+        if command == "transaction" {
+            return self.note_transaction(nodes, arguments);
         }
+        let text = |key: &str| arguments[key].as_str().unwrap_or_default();
+        let source = nodes.device(text("device"));
+        let format = source.as_ref().map(|source| source.info().format);
+        let job = anew::begun_anew(command, arguments, format.ok());
+        self.jobs
+            .borrow_mut()
+            .insert(text("job-id").to_owned(), job);
     }
 
     fn note_transaction(&self, nodes: &Nodes, arguments: &Value) {
-        let actions = || arguments["actions"].as_array().into_iter().flatten();
-        let command = |action: &Value| action["type"].as_str().unwrap_or_default().to_owned();
-        let ids = actions().filter(|action| JOBS.contains(&&*command(action)));
-        let ids: Vec<&str> = ids
-            .filter_map(|action| action["data"]["job-id"].as_str())
-            .collect();
-        actions().for_each(|action| self.note(nodes, &command(action), &action["data"]));
-        if ids.len() > 1 {
-            let mut jobs = self.jobs.borrow_mut();
-            for id in ids {
-                jobs.entry(id.to_owned())
+        let actions = arguments["actions"].as_array().into_iter().flatten();
+        let jobs = actions.filter_map(|action| {
+            let command = action["type"].as_str()?;
+            command
+                .ends_with("-backup")
+                .then_some((command, &action["data"]))
+        });
+        let jobs: Vec<(&str, &Value)> = jobs.collect();
+        for (command, data) in &jobs {
+            self.note(nodes, command, data);
+            if let (true, Some(id)) = (jobs.len() > 1, data["job-id"].as_str()) {
+                let mut noted = self.jobs.borrow_mut();
+                noted
+                    .entry(id.to_owned())
                     .and_modify(|job| job["of-several"] = json!(true));
             }
         }

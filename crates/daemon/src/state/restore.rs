@@ -11,9 +11,11 @@ use serde_json::{Map, Value, json};
 use vellum_graph::live::NewNode;
 use vellum_options::Options;
 
-use crate::commands::carry_out;
+use crate::chains;
+use crate::commands::{carry_out, effect};
 use crate::config::{PartKey, PartKind, Parts};
 use crate::daemon::Daemon;
+use crate::effect::Effect;
 use crate::failure::{Failure, message};
 use crate::qmp::Arguments;
 
@@ -33,8 +35,7 @@ impl Daemon {
             let is_own = own.iter().all(|kind| saved.is_own(*kind, &id, wanted));
             if is_own && state.object_type(&id).is_none() {
                 state.add_object(Options::from_object(object.clone())?)?;
-                let object = Value::Object(object.clone());
-                self.state.objects.borrow_mut().insert(id, object);
+                self.state.note_object(Value::Object(object.clone()));
             }
         }
         if let Some(server) = &saved.server
@@ -209,9 +210,11 @@ impl Daemon {
         policy: &Map<String, Value>,
     ) -> Result<(), Failure> {
         let name = text(policy, "node-name").map_err(message)?;
-        let arguments = Arguments::new(policy.clone());
-        let set = carry_out(self, "x-vellum-set-chain-policy", arguments).await;
-        let set = set.map_err(|failure| {
+        let set = async {
+            let request = chains::take(Arguments::new(policy.clone()))?;
+            chains::set(self.clone(), request).await
+        };
+        let set = set.await.map_err(|failure| {
             let why = failure.text;
             message(format!(
                 "cannot bring the chain policy of '{name}' back: {why}"
@@ -236,21 +239,19 @@ impl Daemon {
     /// Begins a job anew; says why not where it cannot be.
     pub(super) async fn begin_saved(self: &Rc<Self>, job: &SavedJob) -> Option<String> {
         let SavedJob { id, command, .. } = job;
-        let known = super::recorder::JOBS
-            .iter()
-            .find(|known| **known == command.as_str());
-        let begun = match (known, job.anew(&self.nodes)) {
-            (Some(command), Ok(arguments)) => {
+        let begun = match job.anew(&self.nodes) {
+            Ok(_) if effect(command) != Some(Effect::BeginsJob) => {
+                Err(format!("'{command}' begins no job"))
+            }
+            Ok(arguments) => {
                 let begun = carry_out(self, command, Arguments::new(arguments.clone())).await;
                 begun.map(|_| arguments).map_err(|failure| failure.text)
             }
-            (Some(_), Err(why)) => Err(why),
-            (None, _) => Err(format!("'{command}' begins no job")),
+            Err(why) => Err(why),
         };
         match begun {
             Ok(arguments) => {
                 let value = Value::Object(arguments);
-                let command = known.copied().unwrap_or_default();
                 self.state.note(&self.nodes, command, &value);
                 if job.is_paused
                     && let Some(job) = self.jobs.find(id)
