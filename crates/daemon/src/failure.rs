@@ -2,6 +2,8 @@
 
 use vellum_options::{Options, error_text};
 
+use crate::qmp;
+
 /// Why something cannot be: what the user should read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure(pub String);
@@ -17,6 +19,13 @@ pub(crate) fn failure(error: vellum::Error) -> Failure {
 impl From<vellum::Error> for Failure {
     fn from(error: vellum::Error) -> Self {
         failure(error)
+    }
+}
+
+/// As a command fails: hints are for people at a terminal.
+impl From<Failure> for qmp::Failure {
+    fn from(failure: Failure) -> Self {
+        qmp::Failure::new(qmp::without_hints(&failure.0))
     }
 }
 

@@ -41,21 +41,21 @@ pub(crate) fn take(mut arguments: Arguments) -> Result<(String, Policy), Failure
 }
 
 /// Sets the policy of a disk; without bounds it has none any more.
-pub(crate) async fn set(daemon: Rc<Daemon>, request: (String, Policy)) -> Outcome {
+pub(crate) async fn set(daemon: Rc<Daemon>, request: (String, Policy)) -> Result<(), Failure> {
     let (name, mut policy) = request;
     if policy.bounds() {
         daemon.nodes.device(&name)?;
         policy.image = policy.image.or_else(|| daemon.own_image(&name));
     } else if daemon.jobs.find(&job_of(&name)).is_none() {
         daemon.chains.kept.borrow_mut().remove(&name);
-        return Ok(json!({}));
+        return Ok(());
     }
     // A job that runs is seen to its end, and what it leaves behind is taken away.
     daemon.chains.replace(name, policy);
     if !daemon.chains.runs.replace(true) {
         drop(spawn(daemon.clone().keep_chains()));
     }
-    Ok(json!({}))
+    Ok(())
 }
 
 /// Tells of all policies, and how it stands with them.
@@ -183,7 +183,7 @@ impl Daemon {
         let (command, arguments) = asked;
         let outcome = carry_out(self, command, Arguments::new(arguments)).await;
         let is_begun = outcome.is_ok();
-        self.note(name, outcome);
+        self.note(name, outcome.map(drop));
         if !is_begun {
             self.chains.forget_left(name);
         }
@@ -225,7 +225,7 @@ impl Daemon {
     }
 
     /// Notes what has come of a command for a policy.
-    fn note(&self, name: &str, outcome: Outcome) {
+    fn note(&self, name: &str, outcome: Result<(), Failure>) {
         if let Some(kept) = self.chains.kept.borrow_mut().get_mut(name) {
             kept.error = outcome.err().map(|failure| failure.text);
         }

@@ -10,7 +10,7 @@ use vellum_options::create_options::CreateSettings;
 use crate::daemon::Daemon;
 use crate::jobs::amend::{Amend, SlotChange};
 use crate::jobs::{JobNodes, Settings, kinds};
-use crate::qmp::{Arguments, Failure, Outcome};
+use crate::qmp::{Arguments, Failure};
 
 use super::jobs;
 
@@ -49,7 +49,7 @@ impl AmendRequest {
     }
 }
 
-pub(super) async fn begin(daemon: Rc<Daemon>, request: AmendRequest) -> Outcome {
+pub(super) async fn begin(daemon: Rc<Daemon>, request: AmendRequest) -> Result<(), Failure> {
     let AmendRequest {
         id,
         node,

@@ -13,23 +13,26 @@ use crate::jobs::backup::{BackedUp, Backup, Bitmap, BitmapMode, Sync};
 use crate::jobs::failures::ErrorPolicies;
 use crate::jobs::fleece::Fleecing;
 use crate::jobs::{Job, JobNodes, Settings};
-use crate::qmp::{Arguments, Failure, Outcome};
+use crate::qmp::{Arguments, Failure};
 
+use super::request::{Request, request};
 use super::targets::{Backing, NewTarget, TargetPlan, changed_meanwhile};
 use super::{bitmaps, jobs};
 
-/// How a backup is asked for. The words are those of the command.
-struct BackupArguments {
-    source: String,
-    target: String,
-    sync: (&'static str, Sync),
-    bitmap: Option<String>,
-    mode: Option<(&'static str, BitmapMode)>,
-    compress: bool,
-    tuning: Tuning,
-    discard_source: bool,
-    fleecing: Option<Fleecing>,
-    policies: ErrorPolicies,
+request! {
+    /// How a backup is asked for. The words are those of the command.
+    BackupArguments {
+        source: String = |a| a.need_text("device"),
+        target: String = |a| a.need_text("target"),
+        sync: (&'static str, Sync) = |a| a.need_choice("sync", &SYNC_WORDS),
+        mode: Option<(&'static str, BitmapMode)> = |a| a.choice("bitmap-mode", &MODE_WORDS),
+        policies: ErrorPolicies = jobs::take_policies,
+        tuning: Tuning = |a| a.object("x-perf")?.map_or(Ok(Tuning::default()), take_tuning),
+        fleecing: Option<Fleecing> = take_fleecing,
+        bitmap: Option<String> = |a| a.text("bitmap"),
+        compress: bool = |a| a.is_on("compress"),
+        discard_source: bool = |a| a.is_on("discard-source"),
+    }
 }
 
 /// What of `x-perf` has a meaning.
@@ -47,45 +50,29 @@ const NONE: (&str, Sync) = ("none", Sync::None);
 const INCREMENTAL: (&str, Sync) = ("incremental", Sync::Bitmap);
 const BITMAP: (&str, Sync) = ("bitmap", Sync::Bitmap);
 
+const SYNC_WORDS: [(&str, (&str, Sync)); 5] = [
+    (FULL.0, FULL),
+    (TOP.0, TOP),
+    (NONE.0, NONE),
+    (INCREMENTAL.0, INCREMENTAL),
+    (BITMAP.0, BITMAP),
+];
+
 const ON_SUCCESS: (&str, BitmapMode) = ("on-success", BitmapMode::OnSuccess);
 const ALWAYS: (&str, BitmapMode) = ("always", BitmapMode::Always);
 const NEVER: (&str, BitmapMode) = ("never", BitmapMode::Never);
 
-fn take(arguments: &mut Arguments) -> Result<BackupArguments, Failure> {
-    let source = arguments.need_text("device")?;
-    let target = arguments.need_text("target")?;
-    let kinds = [FULL, TOP, NONE, INCREMENTAL, BITMAP].map(|kind| (kind.0, kind));
-    let sync = arguments.need_choice("sync", &kinds)?;
-    let modes = [ON_SUCCESS, ALWAYS, NEVER].map(|mode| (mode.0, mode));
-    let mode = arguments.choice("bitmap-mode", &modes)?;
-    let policies = ErrorPolicies {
-        source: jobs::take_on_error(arguments, "on-source-error")?,
-        target: jobs::take_on_error(arguments, "on-target-error")?,
-    };
-    let tuning = match arguments.object("x-perf")? {
-        None => Tuning::default(),
-        Some(tuning) => take_tuning(tuning)?,
-    };
-    let fleecing = match arguments.object("x-vellum-fleecing")? {
-        None => Some(Fleecing::default()),
-        Some(fleecing) => take_fleecing(fleecing)?,
-    };
-    Ok(BackupArguments {
-        source,
-        target,
-        sync,
-        bitmap: arguments.text("bitmap")?,
-        mode,
-        compress: arguments.switch("compress")?.unwrap_or(false),
-        tuning,
-        discard_source: arguments.switch("discard-source")?.unwrap_or(false),
-        fleecing,
-        policies,
-    })
-}
+const MODE_WORDS: [(&str, (&str, BitmapMode)); 3] = [
+    (ON_SUCCESS.0, ON_SUCCESS),
+    (ALWAYS.0, ALWAYS),
+    (NEVER.0, NEVER),
+];
 
 /// Takes apart how old bytes wait for the target, which is ours.
-fn take_fleecing(mut fleecing: Arguments) -> Result<Option<Fleecing>, Failure> {
+fn take_fleecing(arguments: &mut Arguments) -> Result<Option<Fleecing>, Failure> {
+    let Some(mut fleecing) = arguments.object("x-vellum-fleecing")? else {
+        return Ok(Some(Fleecing::default()));
+    };
     let is_wanted = fleecing.switch("enabled")?.unwrap_or(true);
     let default = Fleecing::default();
     let max_bytes = match fleecing.number("max-size")? {
@@ -285,7 +272,7 @@ struct OpenedTarget {
 impl BackupRequest {
     /// Takes all arguments of `blockdev-backup`.
     pub(super) fn take(mut arguments: Arguments) -> Result<BackupRequest, Failure> {
-        let wanted = take(&mut arguments)?;
+        let wanted = BackupArguments::read(&mut arguments)?;
         let settings = jobs::take_settings(&mut arguments, "backup")?;
         arguments.finish()?;
         Ok(BackupRequest {
@@ -297,7 +284,7 @@ impl BackupRequest {
 
     /// Takes all arguments of `drive-backup`.
     pub(super) fn take_drive(mut arguments: Arguments) -> Result<BackupRequest, Failure> {
-        let wanted = take(&mut arguments)?;
+        let wanted = BackupArguments::read(&mut arguments)?;
         let target = NewTarget::take(&mut arguments, &wanted.target)?;
         let settings = jobs::take_settings(&mut arguments, "backup")?;
         arguments.finish()?;
@@ -423,7 +410,7 @@ impl BackupRequest {
     }
 }
 
-pub(super) async fn begin(daemon: Rc<Daemon>, mut asked: BackupRequest) -> Outcome {
+pub(super) async fn begin(daemon: Rc<Daemon>, mut asked: BackupRequest) -> Result<(), Failure> {
     let opening = asked.open(&daemon.nodes, Turns::Own);
     daemon.open_beside(opening).await?;
     if asked.wanted.bitmap.is_some() {

@@ -14,8 +14,7 @@ use vellum_graph::node_bitmap::{self as bitmap, BitmapState, NodeBitmap, Removed
 use crate::daemon::Daemon;
 use crate::qmp::{Arguments, Failure, Outcome};
 
-use super::answers::done;
-use super::request::request;
+use super::request::{Request, request};
 
 /// The longest name, in bytes.
 const MAX_NAME_BYTES: usize = 1023;
@@ -148,11 +147,13 @@ pub(super) enum Change {
     Merge(BitmapRef, Vec<BitmapRef>),
 }
 
-/// What a new bitmap is to be.
-pub(super) struct NewBitmap {
-    granularity_bytes: Option<u64>,
-    persistent: bool,
-    disabled: bool,
+request! {
+    /// What a new bitmap is to be.
+    pub(super) NewBitmap {
+        granularity_bytes: Option<u64> = take_granularity,
+        persistent: bool = |a| a.is_on("persistent"),
+        disabled: bool = |a| a.is_on("disabled"),
+    }
 }
 
 /// What takes a change back if its transaction is aborted. The bitmap is looked for once more then: what was
@@ -173,24 +174,14 @@ enum UndoAction {
     Nothing,
 }
 
-impl NewBitmap {
-    fn take(arguments: &mut Arguments) -> Result<NewBitmap, Failure> {
-        let granularity_bytes = match arguments.number("granularity")? {
-            None => None,
-            Some(bytes) => match u32::try_from(bytes) {
-                Ok(bytes) => Some(u64::from(bytes)),
-                Err(_) => {
-                    return Err(Failure::new("Parameter 'granularity' expects uint32_t"));
-                }
-            },
-        };
-        Ok(NewBitmap {
-            granularity_bytes,
-            persistent: arguments.switch("persistent")?.unwrap_or(false),
-            disabled: arguments.switch("disabled")?.unwrap_or(false),
-        })
-    }
+fn take_granularity(arguments: &mut Arguments) -> Result<Option<u64>, Failure> {
+    let bytes = arguments.number("granularity")?.map(u32::try_from);
+    let bytes = bytes.transpose();
+    let bytes = bytes.map_err(|_| Failure::new("Parameter 'granularity' expects uint32_t"))?;
+    Ok(bytes.map(u64::from))
+}
 
+impl NewBitmap {
     /// Refuses what cannot be, before anything of it is looked at closer.
     fn check(&self, named: &BitmapRef, nodes: &Nodes) -> Result<(), Failure> {
         if named.name.is_empty() {
@@ -284,10 +275,8 @@ impl Change {
         let bitmap = BitmapRef::take;
         Ok(match kind {
             Kind::Add => {
-                let (node, name) = (arguments.need_text("node")?, arguments.need_text("name")?);
-                let new = NewBitmap::take(&mut arguments)?;
-                arguments.finish()?;
-                Change::Add(BitmapRef { node, name }, new)
+                let named = BitmapRef::read(&mut arguments)?;
+                Change::Add(named, NewBitmap::take(arguments)?)
             }
             Kind::Remove => Change::Remove(bitmap(arguments)?),
             Kind::Clear => Change::Clear(bitmap(arguments)?),
@@ -460,7 +449,7 @@ impl BitmapUndo {
 }
 
 /// A command that changes a bitmap.
-pub(super) async fn change(daemon: Rc<Daemon>, change: Change) -> Outcome {
+pub(super) async fn change(daemon: Rc<Daemon>, change: Change) -> Result<(), Failure> {
     daemon.wait_for_answers(&change.nodes()).await?;
     let parts = daemon.parts.lock().await;
     match &change {
@@ -468,7 +457,7 @@ pub(super) async fn change(daemon: Rc<Daemon>, change: Change) -> Outcome {
         Change::Remove(named) => named.find(&daemon, &parts.nodes).await?.0.remove().await?,
         change => drop(change.make(&daemon, &parts.nodes).await?),
     }
-    done()
+    Ok(())
 }
 
 /// `x-debug-block-dirty-bitmap-sha256`.

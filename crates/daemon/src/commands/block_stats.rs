@@ -19,8 +19,8 @@ use crate::daemon::Daemon;
 use crate::export::ExportInfo;
 use crate::qmp::{Arguments, Failure, Outcome, Written};
 
-use super::answers::{done, no_device};
-use super::request::request;
+use super::answers::no_device;
+use super::request::{Request, request};
 
 /// What is counted of each export.
 const OPERATIONS: [Operation; 4] = [
@@ -270,20 +270,22 @@ pub(super) struct HistogramChange {
     of_each: Vec<(Operation, Option<Vec<u64>>)>,
 }
 
-impl HistogramChange {
-    pub(super) fn take(mut arguments: Arguments) -> Result<HistogramChange, Failure> {
+impl Request for HistogramChange {
+    fn read(arguments: &mut Arguments) -> Result<HistogramChange, Failure> {
         let id = arguments.need_text("id")?;
-        let all = take_boundaries(&mut arguments, "boundaries")?;
+        let all = take_boundaries(arguments, "boundaries")?;
         let mut of_each = Vec::new();
         for (operation, key) in HISTOGRAMS {
-            of_each.push((operation, take_boundaries(&mut arguments, key)?));
+            of_each.push((operation, take_boundaries(arguments, key)?));
         }
-        arguments.finish()?;
         Ok(HistogramChange { id, all, of_each })
     }
 }
 
-pub(super) async fn set_histogram(daemon: Rc<Daemon>, request: HistogramChange) -> Outcome {
+pub(super) async fn set_histogram(
+    daemon: Rc<Daemon>,
+    request: HistogramChange,
+) -> Result<(), Failure> {
     let HistogramChange { id, all, of_each } = request;
     let parts = daemon.parts.lock().await;
     let accounting = parts.exports.accounting(&id);
@@ -296,7 +298,7 @@ pub(super) async fn set_histogram(daemon: Rc<Daemon>, request: HistogramChange) 
             None => {}
         }
     }
-    done()
+    Ok(())
 }
 
 fn take_boundaries(arguments: &mut Arguments, key: &str) -> Result<Option<Vec<u64>>, Failure> {
@@ -331,7 +333,10 @@ request! {
     }
 }
 
-pub(super) async fn set_write_threshold(daemon: Rc<Daemon>, request: WriteThreshold) -> Outcome {
+pub(super) async fn set_write_threshold(
+    daemon: Rc<Daemon>,
+    request: WriteThreshold,
+) -> Result<(), Failure> {
     let WriteThreshold {
         node,
         threshold_bytes,
@@ -343,7 +348,7 @@ pub(super) async fn set_write_threshold(daemon: Rc<Daemon>, request: WriteThresh
     match parts.nodes.write_watch(&node)? {
         Some(watch) => {
             watch.set_threshold_bytes(threshold_bytes);
-            done()
+            Ok(())
         }
         None => Err(Failure::new(format!(
             "Node '{node}' is of a format: a threshold can be set for its file"

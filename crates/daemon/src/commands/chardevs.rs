@@ -10,7 +10,6 @@ use crate::chardev::{Wanted, backend_names};
 use crate::daemon::Daemon;
 use crate::qmp::{Arguments, Failure, Outcome};
 
-use super::answers::done;
 use super::request::request;
 
 /// How bytes are written in JSON.
@@ -39,15 +38,13 @@ pub(super) async fn change(daemon: Rc<Daemon>, wanted: Wanted) -> Outcome {
     daemon.chardevs.add_new(wanted, &environment).await
 }
 
-pub(super) async fn remove(daemon: Rc<Daemon>, id: String) -> Outcome {
-    daemon.chardevs.remove(&id)?;
-    done()
+pub(super) async fn remove(daemon: Rc<Daemon>, id: String) -> Result<(), Failure> {
+    daemon.chardevs.remove(&id)
 }
 
 /// A break: no monitor takes notice of one.
-pub(super) async fn send_break(daemon: Rc<Daemon>, id: String) -> Outcome {
-    daemon.chardevs.must_have(&id)?;
-    done()
+pub(super) async fn send_break(daemon: Rc<Daemon>, id: String) -> Result<(), Failure> {
+    daemon.chardevs.must_have(&id)
 }
 
 pub(super) async fn query(daemon: Rc<Daemon>, (): ()) -> Outcome {
@@ -68,7 +65,7 @@ request! {
     }
 }
 
-pub(super) async fn ring_write(daemon: Rc<Daemon>, request: RingWrite) -> Outcome {
+pub(super) async fn ring_write(daemon: Rc<Daemon>, request: RingWrite) -> Result<(), Failure> {
     let RingWrite {
         device,
         data,
@@ -85,7 +82,7 @@ pub(super) async fn ring_write(daemon: Rc<Daemon>, request: RingWrite) -> Outcom
     daemon
         .chardevs
         .with_ring(&device, |ring| ring.write(&bytes))?;
-    done()
+    Ok(())
 }
 
 request! {

@@ -12,7 +12,7 @@ use vellum_options::create_options::{CreateSettings, SIZE};
 use crate::daemon::Daemon;
 use crate::jobs::create::{Create, Made, Place};
 use crate::jobs::{Settings, kinds};
-use crate::qmp::{Arguments, Failure, Outcome};
+use crate::qmp::{Arguments, Failure};
 
 use super::jobs;
 
@@ -80,7 +80,7 @@ fn take_options(mut options: Arguments) -> Result<(Made, CreateSettings), Failur
     }
 }
 
-pub(super) async fn begin(daemon: Rc<Daemon>, request: CreateRequest) -> Outcome {
+pub(super) async fn begin(daemon: Rc<Daemon>, request: CreateRequest) -> Result<(), Failure> {
     let CreateRequest { id, made, settings } = request;
     let parts = daemon.parts.lock().await;
     let job = Settings {

@@ -14,12 +14,10 @@ use crate::daemon::Daemon;
 use crate::export::Removal;
 use crate::qmp::{Arguments, Failure, Outcome};
 
-use super::answers::{done, failed};
-
 /// So long does the removal of an export wait for its end.
 const REMOVAL_PATIENCE: Duration = Duration::from_secs(1);
 
-pub(crate) async fn add(daemon: Rc<Daemon>, options: Options) -> Outcome {
+pub(crate) async fn add(daemon: Rc<Daemon>, options: Options) -> Result<(), Failure> {
     if let Some(why) = options
         .get_text("node-name")
         .and_then(|name| daemon.withheld(name))
@@ -30,8 +28,8 @@ pub(crate) async fn add(daemon: Rc<Daemon>, options: Options) -> Outcome {
         .wait_for_answers(&asked_for_bitmaps(&options))
         .await?;
     let mut parts = daemon.parts.lock().await;
-    parts.add_export(options).await.map_err(failed)?;
-    done()
+    parts.add_export(options).await?;
+    Ok(())
 }
 
 /// The nodes whose images are asked for bitmaps that an export is to show.
@@ -59,15 +57,15 @@ impl ExportRemoval {
     }
 }
 
-pub(crate) async fn del(daemon: Rc<Daemon>, request: ExportRemoval) -> Outcome {
+pub(crate) async fn del(daemon: Rc<Daemon>, request: ExportRemoval) -> Result<(), Failure> {
     let ExportRemoval { id, removal } = request;
     let mut parts = daemon.parts.lock().await;
-    let ended = parts.begin_removal(&id, removal).map_err(failed)?;
+    let ended = parts.begin_removal(&id, removal)?;
     drop(parts);
     // Most have ended by then, and whoever asked may go on to remove the node. A disk that does
     // not answer keeps no monitor waiting.
     select(pin!(ended), pin!(sleep(REMOVAL_PATIENCE))).await;
-    done()
+    Ok(())
 }
 
 pub(super) async fn query(daemon: Rc<Daemon>, (): ()) -> Outcome {
@@ -92,11 +90,11 @@ pub(crate) fn take_server(mut arguments: Arguments) -> Result<Options, Failure> 
     Ok(options)
 }
 
-pub(crate) async fn nbd_server_start(daemon: Rc<Daemon>, options: Options) -> Outcome {
+pub(crate) async fn nbd_server_start(daemon: Rc<Daemon>, options: Options) -> Result<(), Failure> {
     let mut parts = daemon.parts.lock().await;
-    parts.add_server(options).map_err(failed)?;
+    parts.add_server(options)?;
     parts.start_server();
-    done()
+    Ok(())
 }
 
 /// An address of the old form, `{"type": T, "data": {...}}`, flat as that of `--nbd-server`.
@@ -109,13 +107,13 @@ fn take_address(mut address: Arguments) -> Result<Options, Failure> {
     Ok(options)
 }
 
-pub(crate) async fn nbd_server_stop(daemon: Rc<Daemon>, (): ()) -> Outcome {
+pub(crate) async fn nbd_server_stop(daemon: Rc<Daemon>, (): ()) -> Result<(), Failure> {
     let mut parts = daemon.parts.lock().await;
     if parts.server.is_none() {
         return Err(Failure::new("NBD server not running"));
     }
     parts.end_server().await;
-    done()
+    Ok(())
 }
 
 /// The older way to export: the name is the id, and the device a node.
@@ -145,7 +143,7 @@ impl OldExport {
     }
 }
 
-pub(super) async fn nbd_server_add(daemon: Rc<Daemon>, request: OldExport) -> Outcome {
+pub(super) async fn nbd_server_add(daemon: Rc<Daemon>, request: OldExport) -> Result<(), Failure> {
     if !daemon.parts.lock().await.nodes.contains(&request.device) {
         return Err(unknown(&request.device).into());
     }

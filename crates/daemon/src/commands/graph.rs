@@ -11,7 +11,6 @@ use vellum_graph::live::{Changes, RequiredAccess, User, unknown};
 use crate::daemon::Daemon;
 use crate::qmp::{Arguments, Failure, Outcome};
 
-use super::answers::done;
 use super::request::request;
 
 /// A node of the graph: what it is, and its name.
@@ -85,7 +84,7 @@ request! {
     pub(super) IothreadChange {
         node: String = |a| a.need_text("node-name"),
         iothread: Option<String> = take_iothread,
-        is_forced: bool = |a| Ok(a.switch("force")?.unwrap_or(false)),
+        is_forced: bool = |a| a.is_on("force"),
     }
 }
 
@@ -100,7 +99,10 @@ fn take_iothread(arguments: &mut Arguments) -> Result<Option<String>, Failure> {
 }
 
 /// Nodes run in the lanes of whoever uses them, so there is nothing to move.
-pub(super) async fn set_iothread(daemon: Rc<Daemon>, request: IothreadChange) -> Outcome {
+pub(super) async fn set_iothread(
+    daemon: Rc<Daemon>,
+    request: IothreadChange,
+) -> Result<(), Failure> {
     let IothreadChange {
         node: name,
         iothread,
@@ -121,7 +123,7 @@ pub(super) async fn set_iothread(daemon: Rc<Daemon>, request: IothreadChange) ->
     }
     match iothread.filter(|id| !parts.objects.iothreads().contains(id)) {
         Some(id) => Err(Failure::new(format!("Cannot find iothread {id}"))),
-        None => done(),
+        None => Ok(()),
     }
 }
 
@@ -135,7 +137,7 @@ request! {
 }
 
 /// Gives a quorum one child more or fewer.
-pub(super) async fn change(daemon: Rc<Daemon>, request: ChildChange) -> Outcome {
+pub(super) async fn change(daemon: Rc<Daemon>, request: ChildChange) -> Result<(), Failure> {
     let ChildChange {
         parent,
         child,
@@ -159,5 +161,5 @@ pub(super) async fn change(daemon: Rc<Daemon>, request: ChildChange) -> Outcome 
         }
         (None, Some(node)) => nodes.add_child(&parent, &node).await?,
     }
-    done()
+    Ok(())
 }

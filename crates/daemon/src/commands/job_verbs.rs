@@ -9,8 +9,8 @@ use crate::daemon::Daemon;
 use crate::jobs::{Completion, Job, kinds};
 use crate::qmp::{Arguments, Class, Failure, Outcome};
 
-use super::answers::done;
 use super::jobs::limit;
+use super::request::Request;
 
 /// What users of a node do about its mirror.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -122,7 +122,7 @@ impl JobVerb {
 }
 
 /// Applies a verb to a job.
-pub(crate) async fn apply(daemon: Rc<Daemon>, request: JobVerb) -> Outcome {
+pub(crate) async fn apply(daemon: Rc<Daemon>, request: JobVerb) -> Result<(), Failure> {
     let JobVerb {
         key,
         id,
@@ -161,7 +161,7 @@ pub(crate) async fn apply(daemon: Rc<Daemon>, request: JobVerb) -> Outcome {
         // Another command says what to change.
         Verb::Change => {}
     }
-    done()
+    Ok(())
 }
 
 /// `block-job-change`: of a mirror, what users do about it from now on.
@@ -170,8 +170,8 @@ pub(super) struct JobChange {
     mode: Option<CopyMode>,
 }
 
-impl JobChange {
-    pub(super) fn take(mut arguments: Arguments) -> Result<JobChange, Failure> {
+impl Request for JobChange {
+    fn read(arguments: &mut Arguments) -> Result<JobChange, Failure> {
         let id = arguments.need_text("id")?;
         let kinds = ["commit", "stream", "mirror", "backup", "create", "amend"];
         let others = ["snapshot-load", "snapshot-save", "snapshot-delete"];
@@ -184,12 +184,12 @@ impl JobChange {
             kinds::MIRROR => Some(arguments.need_choice("copy-mode", &COPY_MODES)?),
             _ => None,
         };
-        arguments.finish().map(|()| JobChange { id, mode })
+        Ok(JobChange { id, mode })
     }
 }
 
 /// Changes how a job works that has begun.
-pub(super) async fn change(daemon: Rc<Daemon>, request: JobChange) -> Outcome {
+pub(super) async fn change(daemon: Rc<Daemon>, request: JobChange) -> Result<(), Failure> {
     let JobChange { id, mode } = request;
     let job = JobKey::BlockId.find(&daemon, &id)?;
     check(&job, Verb::Change)?;
@@ -205,5 +205,5 @@ pub(super) async fn change(daemon: Rc<Daemon>, request: JobChange) -> Outcome {
         }
         _ => {}
     }
-    done()
+    Ok(())
 }

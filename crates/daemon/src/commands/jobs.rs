@@ -12,9 +12,9 @@ use crate::jobs::failures::{ErrorPolicies, OnError};
 use crate::jobs::scrub::{self, Scrub};
 use crate::jobs::stream::{Stream, Streamed};
 use crate::jobs::{self, Job, JobNodes, Settings, active_commit};
-use crate::qmp::{Arguments, Failure, Outcome};
+use crate::qmp::{Arguments, Failure};
 
-use super::answers::{done, no_device};
+use super::answers::no_device;
 use super::layers::{CommitRange, StreamBase};
 use super::request::request;
 
@@ -48,6 +48,14 @@ pub(super) fn take_on_error(arguments: &mut Arguments, key: &str) -> Result<OnEr
         ("auto", OnError::Enospc),
     ];
     Ok(arguments.choice(key, &choices)?.unwrap_or_default())
+}
+
+/// Takes what a job with a source and a target is to do when a request fails.
+pub(super) fn take_policies(arguments: &mut Arguments) -> Result<ErrorPolicies, Failure> {
+    Ok(ErrorPolicies {
+        source: take_on_error(arguments, "on-source-error")?,
+        target: take_on_error(arguments, "on-target-error")?,
+    })
 }
 
 /// What refusals of filters that are nodes begin with.
@@ -115,11 +123,11 @@ pub(super) fn begin(
     daemon: &Rc<Daemon>,
     job: Rc<Job>,
     prepared: vellum::Result<impl jobs::Work>,
-) -> Outcome {
+) -> Result<(), Failure> {
     match prepared {
         Ok(work) => {
             jobs::start(daemon.clone(), job, work);
-            done()
+            Ok(())
         }
         Err(error) => {
             daemon.jobs.dismiss(&job);
@@ -194,13 +202,13 @@ request! {
     pub(super) CommitRequest {
         device: String = |a| a.need_text("device"),
         settings: (Settings, i64) = |a| take_settings(a, "commit"),
-        range: CommitRange = CommitRange::take,
+        range: CommitRange = CommitRange::read,
         backing_file: Option<String> = take_backing_file,
         on_error: OnError = |a| take_on_error(a, "on-error"),
     }
 }
 
-pub(super) async fn commit(daemon: Rc<Daemon>, request: CommitRequest) -> Outcome {
+pub(super) async fn commit(daemon: Rc<Daemon>, request: CommitRequest) -> Result<(), Failure> {
     let CommitRequest {
         device,
         settings,
@@ -262,7 +270,7 @@ request! {
     }
 }
 
-pub(super) async fn stream(daemon: Rc<Daemon>, request: StreamRequest) -> Outcome {
+pub(super) async fn stream(daemon: Rc<Daemon>, request: StreamRequest) -> Result<(), Failure> {
     let StreamRequest {
         device,
         settings,
@@ -316,7 +324,7 @@ request! {
     }
 }
 
-pub(super) async fn compact(daemon: Rc<Daemon>, request: CompactRequest) -> Outcome {
+pub(super) async fn compact(daemon: Rc<Daemon>, request: CompactRequest) -> Result<(), Failure> {
     let CompactRequest { device, settings } = request;
     let parts = daemon.parts.lock().await;
     let nodes = &parts.nodes;
@@ -337,11 +345,11 @@ request! {
     pub(super) ScrubRequest {
         device: String = |a| a.need_text("device"),
         settings: (Settings, i64) = |a| take_settings(a, scrub::NAME),
-        repairs: bool = |a| Ok(a.switch("repair")?.unwrap_or(false)),
+        repairs: bool = |a| a.is_on("repair"),
     }
 }
 
-pub(super) async fn scrub(daemon: Rc<Daemon>, request: ScrubRequest) -> Outcome {
+pub(super) async fn scrub(daemon: Rc<Daemon>, request: ScrubRequest) -> Result<(), Failure> {
     let ScrubRequest {
         device,
         settings,

@@ -10,26 +10,20 @@ use vellum_options::filename;
 use crate::qmp::{Arguments, Failure};
 
 use super::jobs::{not_in_chain, place_in};
+use super::request::request;
 
-/// The range of a `block-commit`.
-#[derive(Debug)]
-pub(super) struct CommitRange {
-    top_node: Option<String>,
-    top: Option<String>,
-    base_node: Option<String>,
-    base: Option<String>,
+request! {
+    /// The range of a `block-commit`.
+    #[derive(Debug)]
+    pub(super) CommitRange {
+        top_node: Option<String> = |a| a.text("top-node"),
+        top: Option<String> = |a| a.text("top"),
+        base_node: Option<String> = |a| a.text("base-node"),
+        base: Option<String> = |a| a.text("base"),
+    }
 }
 
 impl CommitRange {
-    pub(super) fn take(arguments: &mut Arguments) -> Result<CommitRange, Failure> {
-        Ok(CommitRange {
-            top_node: arguments.text("top-node")?,
-            top: arguments.text("top")?,
-            base_node: arguments.text("base-node")?,
-            base: arguments.text("base")?,
-        })
-    }
-
     /// The places of the top and of the base in a chain.
     pub(super) fn find(self, nodes: &Nodes, chain: &[String]) -> Result<(usize, usize), Failure> {
         let both =

@@ -9,9 +9,10 @@ use crate::daemon::Daemon;
 use crate::jobs::failures::ErrorPolicies;
 use crate::jobs::mirror::{self, Mirrored, Sync};
 use crate::jobs::{JobNodes, Settings, kinds};
-use crate::qmp::{Arguments, Failure, Outcome};
+use crate::qmp::{Arguments, Failure};
 
 use super::job_verbs::{COPY_MODES, CopyMode};
+use super::request::Request;
 use super::targets::{Backing, NewTarget, TargetPlan, changed_meanwhile};
 use super::{jobs, layers};
 
@@ -63,14 +64,15 @@ pub(super) struct MirrorRequest {
     settings: (Settings, i64),
 }
 
-impl MirrorRequest {
-    /// Takes all arguments of `blockdev-mirror`.
-    pub(super) fn take(mut arguments: Arguments) -> Result<MirrorRequest, Failure> {
-        let request = MirrorRequest::take_common(&mut arguments, false)?;
-        arguments.finish().map(|()| request)
+/// `blockdev-mirror`.
+impl Request for MirrorRequest {
+    fn read(arguments: &mut Arguments) -> Result<MirrorRequest, Failure> {
+        MirrorRequest::of(arguments, false)
     }
+}
 
-    fn take_common(arguments: &mut Arguments, takes_unmap: bool) -> Result<MirrorRequest, Failure> {
+impl MirrorRequest {
+    fn of(arguments: &mut Arguments, takes_unmap: bool) -> Result<MirrorRequest, Failure> {
         let source = arguments.need_text("device")?;
         let target = arguments.need_text("target")?;
         let sync = arguments.need_choice("sync", &SYNC_WORDS)?;
@@ -81,10 +83,7 @@ impl MirrorRequest {
             true => arguments.switch("unmap")?.unwrap_or(true),
             false => true,
         };
-        let policies = ErrorPolicies {
-            source: jobs::take_on_error(arguments, "on-source-error")?,
-            target: jobs::take_on_error(arguments, "on-target-error")?,
-        };
+        let policies = jobs::take_policies(arguments)?;
         let mode = arguments.choice("copy-mode", &COPY_MODES)?;
         let granularity_bytes = u32::try_from(granularity)
             .map_err(|_| Failure::new("Parameter 'granularity' expects uint32_t"))?;
@@ -154,7 +153,12 @@ impl MirrorRequest {
     }
 
     /// Has the job begin whose nodes are there.
-    async fn begin(self, daemon: &Rc<Daemon>, nodes: &Nodes, of: TargetKind) -> Outcome {
+    async fn begin(
+        self,
+        daemon: &Rc<Daemon>,
+        nodes: &Nodes,
+        of: TargetKind,
+    ) -> Result<(), Failure> {
         let granularity_bytes = self.check_granularity()?;
         nodes.check_no_job(&self.source)?;
         nodes.check_free(&self.target)?;
@@ -192,7 +196,10 @@ impl MirrorRequest {
     }
 }
 
-pub(super) async fn blockdev_mirror(daemon: Rc<Daemon>, asked: MirrorRequest) -> Outcome {
+pub(super) async fn blockdev_mirror(
+    daemon: Rc<Daemon>,
+    asked: MirrorRequest,
+) -> Result<(), Failure> {
     let parts = daemon.parts.lock().await;
     let nodes = parts.nodes.clone();
     if !nodes.contains(&asked.source) {
@@ -278,16 +285,16 @@ impl MirrorRequest {
 /// `drive-mirror`.
 pub(super) struct DriveMirror(MirrorRequest, NewTarget);
 
-impl DriveMirror {
-    pub(super) fn take(mut arguments: Arguments) -> Result<DriveMirror, Failure> {
-        let asked = MirrorRequest::take_common(&mut arguments, true)?;
-        let mut target = NewTarget::take(&mut arguments, &asked.target)?;
+impl Request for DriveMirror {
+    fn read(arguments: &mut Arguments) -> Result<DriveMirror, Failure> {
+        let asked = MirrorRequest::of(arguments, true)?;
+        let mut target = NewTarget::take(arguments, &asked.target)?;
         target.node_name = arguments.text("node-name")?;
-        arguments.finish().map(|()| DriveMirror(asked, target))
+        Ok(DriveMirror(asked, target))
     }
 }
 
-pub(super) async fn drive_mirror(daemon: Rc<Daemon>, request: DriveMirror) -> Outcome {
+pub(super) async fn drive_mirror(daemon: Rc<Daemon>, request: DriveMirror) -> Result<(), Failure> {
     let DriveMirror(mut asked, target) = request;
     let plan = asked.plan(&daemon.parts.lock().await.nodes, &target)?;
     let opening = asked.open(&daemon.nodes, &target, &plan);

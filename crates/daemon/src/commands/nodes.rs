@@ -6,10 +6,10 @@ use vellum_graph::live::{Changes, RequiredAccess, Turns, User};
 use vellum_options::Options;
 
 use crate::daemon::Daemon;
-use crate::qmp::{Arguments, Failure, Outcome};
+use crate::qmp::{Arguments, Failure};
 use crate::schema::check::{Notation, check_blockdev};
 
-use super::answers::{done, no_device};
+use super::answers::no_device;
 use super::request::request;
 
 /// Takes the options of a node.
@@ -19,12 +19,12 @@ pub(super) fn take_options(arguments: Arguments) -> Result<Options, Failure> {
 }
 
 /// `blockdev-add`: a node of a client.
-pub(super) async fn add(daemon: Rc<Daemon>, options: Options) -> Outcome {
+pub(super) async fn add(daemon: Rc<Daemon>, options: Options) -> Result<(), Failure> {
     open(daemon, options, Origin::Client).await
 }
 
 /// Opens a disk of the configuration.
-pub(crate) async fn add_disk(daemon: Rc<Daemon>, options: Options) -> Outcome {
+pub(crate) async fn add_disk(daemon: Rc<Daemon>, options: Options) -> Result<(), Failure> {
     open(daemon, options, Origin::Config).await
 }
 
@@ -35,7 +35,7 @@ enum Origin {
     Config,
 }
 
-async fn open(daemon: Rc<Daemon>, options: Options, origin: Origin) -> Outcome {
+async fn open(daemon: Rc<Daemon>, options: Options, origin: Origin) -> Result<(), Failure> {
     let name = options.get_text("node-name").map(str::to_owned);
     let opening = daemon.nodes.open_new(options, Turns::Own);
     let new = daemon.open_beside(opening).await?;
@@ -46,10 +46,10 @@ async fn open(daemon: Rc<Daemon>, options: Options, origin: Origin) -> Outcome {
     if let (Origin::Client, Some(name)) = (origin, name) {
         parts.nodes.take_step(&name);
     }
-    done()
+    Ok(())
 }
 
-pub(crate) async fn del(daemon: Rc<Daemon>, name: String) -> Outcome {
+pub(crate) async fn del(daemon: Rc<Daemon>, name: String) -> Result<(), Failure> {
     daemon.parts.lock().await.nodes.check_removal(&name)?;
     // A server may not answer for as long as it likes, and no other command waits for it.
     daemon.nodes.flush_all(std::slice::from_ref(&name)).await;
@@ -59,7 +59,7 @@ pub(crate) async fn del(daemon: Rc<Daemon>, name: String) -> Outcome {
     if let Err(error) = parts.nodes.close_root(&name).await {
         parts.notices.of_loss(&name, &error);
     }
-    done()
+    Ok(())
 }
 
 request! {
@@ -71,7 +71,7 @@ request! {
 }
 
 /// Makes a node, or every one, active or inactive.
-pub(super) async fn set_active(daemon: Rc<Daemon>, request: Activity) -> Outcome {
+pub(super) async fn set_active(daemon: Rc<Daemon>, request: Activity) -> Result<(), Failure> {
     let Activity { node: name, active } = request;
     // They are opened anew.
     let affected = daemon.nodes.affected_by_activity(name.as_deref(), active)?;
@@ -86,16 +86,16 @@ pub(super) async fn set_active(daemon: Rc<Daemon>, request: Activity) -> Outcome
         ));
     }
     nodes.set_activity(&affected, active).await?;
-    done()
+    Ok(())
 }
 
 /// Makes durable what was written to a node, as its clients can ask for themselves.
-pub(super) async fn flush(daemon: Rc<Daemon>, name: String) -> Outcome {
+pub(super) async fn flush(daemon: Rc<Daemon>, name: String) -> Result<(), Failure> {
     let device = daemon.parts.lock().await.nodes.device(&name)?;
     if !device.info().read_only {
         device.flush().await?;
     }
-    done()
+    Ok(())
 }
 
 request! {
@@ -107,7 +107,7 @@ request! {
     }
 }
 
-pub(super) async fn resize(daemon: Rc<Daemon>, request: Resize) -> Outcome {
+pub(super) async fn resize(daemon: Rc<Daemon>, request: Resize) -> Result<(), Failure> {
     let Resize { device, node, size } = request;
     daemon.wait_for_answers(node.as_slice()).await?;
     let parts = daemon.parts.lock().await;
@@ -141,5 +141,5 @@ pub(super) async fn resize(daemon: Rc<Daemon>, request: Resize) -> Outcome {
     parts.nodes.leave(joined.id);
     parts.exports.update_sizes().await;
     resized?;
-    done()
+    Ok(())
 }

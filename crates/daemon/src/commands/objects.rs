@@ -11,7 +11,7 @@ use crate::daemon_state::DaemonState;
 use crate::objects::{TYPES, Type};
 use crate::qmp::{Arguments, Class, Failure, Outcome};
 
-use super::answers::{done, failed, no_device};
+use super::answers::no_device;
 use super::request::request;
 
 /// Where objects stand.
@@ -47,25 +47,25 @@ impl NewObject {
     }
 }
 
-pub(crate) async fn add(daemon: Rc<Daemon>, request: NewObject) -> Outcome {
+pub(crate) async fn add(daemon: Rc<Daemon>, request: NewObject) -> Result<(), Failure> {
     let NewObject { options, recorded } = request;
     let mut parts = daemon.parts.lock().await;
-    parts.add_object(options).map_err(failed)?;
+    parts.add_object(options)?;
     if let Some(words) = recorded {
         daemon.state.note_object(words);
     }
-    done()
+    Ok(())
 }
 
-pub(crate) async fn del(daemon: Rc<Daemon>, id: String) -> Outcome {
+pub(crate) async fn del(daemon: Rc<Daemon>, id: String) -> Result<(), Failure> {
     let mut parts = daemon.parts.lock().await;
-    if parts.objects.remove(&id).map_err(failed)?
+    if parts.objects.remove(&id)?
         || secret::remove(&id)
         || tls::remove(&id)
         || throttle_groups::remove(&id)?
     {
         daemon.state.forget_object(&id);
-        return done();
+        return Ok(());
     }
     Err(Failure::new(format!("object '{id}' not found")))
 }
@@ -178,7 +178,7 @@ request! {
     }
 }
 
-pub(super) async fn set(daemon: Rc<Daemon>, request: PropertyChange) -> Outcome {
+pub(super) async fn set(daemon: Rc<Daemon>, request: PropertyChange) -> Result<(), Failure> {
     let PropertyChange {
         path,
         property,
@@ -191,7 +191,7 @@ pub(super) async fn set(daemon: Rc<Daemon>, request: PropertyChange) -> Outcome 
     if let Place::Object { id, kind } = &place {
         if *kind == throttle_groups::TYPE {
             throttle_groups::set(id, &property, value)?;
-            return done();
+            return Ok(());
         }
         let mut parts = daemon.parts.lock().await;
         if parts.objects.get(id, &property).is_some() {
@@ -201,7 +201,7 @@ pub(super) async fn set(daemon: Rc<Daemon>, request: PropertyChange) -> Outcome 
                 )));
             };
             return match parts.objects.set(id, &property, number) {
-                true => done(),
+                true => Ok(()),
                 false => Err(not_writable(kind, &property)),
             };
         }
@@ -249,7 +249,7 @@ request! {
     /// `qom-list-types`.
     pub(super) TypesRequest {
         implements: Option<String> = |a| a.text("implements"),
-        with_abstract: bool = |a| Ok(a.switch("abstract")?.unwrap_or(false)),
+        with_abstract: bool = |a| a.is_on("abstract"),
     }
 }
 

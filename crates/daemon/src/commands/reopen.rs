@@ -6,9 +6,7 @@ use vellum_graph::drivers;
 use vellum_options::{Options, Scalar, url_name};
 
 use crate::daemon::Daemon;
-use crate::qmp::{Arguments, Failure, Outcome};
-
-use super::answers::done;
+use crate::qmp::{Arguments, Failure};
 
 /// Drivers that stand on nothing, beside those of URLs.
 const BOTTOM: [&str; 7] = [
@@ -37,7 +35,7 @@ pub(crate) fn take(mut arguments: Arguments) -> Result<Vec<Options>, Failure> {
     Ok(all)
 }
 
-pub(crate) async fn reopen(daemon: Rc<Daemon>, all: Vec<Options>) -> Outcome {
+pub(crate) async fn reopen(daemon: Rc<Daemon>, all: Vec<Options>) -> Result<(), Failure> {
     let names = all.iter().filter_map(|one| one.get_text("node-name"));
     let names: Vec<String> = names.map(str::to_owned).collect();
     // A server may not answer for as long as it likes. Whoever asks for this waits for it, and no
@@ -46,8 +44,7 @@ pub(crate) async fn reopen(daemon: Rc<Daemon>, all: Vec<Options>) -> Outcome {
     daemon.nodes.flush_all(&names).await;
     let parts = daemon.parts.lock().await;
     // All that was written is durable before a node is closed, so this may be given up at the end.
-    daemon.open_beside(parts.nodes.reopen(all)).await?;
-    done()
+    daemon.open_beside(parts.nodes.reopen(all)).await
 }
 
 /// Refuses what is no description of a node.

@@ -1,9 +1,20 @@
-//! [`request!`]: declares what a command is asked for with.
+//! [`Request`]: what a command is asked for with; [`request!`] declares one.
 
 use crate::qmp::{Arguments, Failure};
 
-/// Declares a request: each field with how it is taken out of the arguments, in this order. What is left
-/// then is refused.
+/// What a command is asked for with, or a part of that.
+pub(super) trait Request: Sized {
+    /// Takes its own out of the arguments.
+    fn read(arguments: &mut Arguments) -> Result<Self, Failure>;
+
+    /// Takes all arguments, and refuses others.
+    fn take(mut arguments: Arguments) -> Result<Self, Failure> {
+        let request = Self::read(&mut arguments)?;
+        arguments.finish().map(|()| request)
+    }
+}
+
+/// Declares a request: each field with how it is taken out of the arguments, in this order.
 macro_rules! request {
     ($(#[$doc:meta])* $visible:vis $name:ident {
         $($(#[$of_field:meta])* $field:ident: $type:ty = $take:expr,)*
@@ -13,12 +24,10 @@ macro_rules! request {
             $($(#[$of_field])* $field: $type,)*
         }
 
-        impl $name {
-            $visible fn take(mut arguments: $crate::qmp::Arguments) -> Result<$name, $crate::qmp::Failure> {
-                let request = $name {
-                    $($field: $crate::commands::request::take(&mut arguments, $take)?,)*
-                };
-                arguments.finish().map(|()| request)
+        impl $crate::commands::request::Request for $name {
+            fn read(arguments: &mut $crate::qmp::Arguments) -> Result<$name, $crate::qmp::Failure> {
+                use $crate::commands::request::field;
+                Ok($name { $($field: field(arguments, $take)?,)* })
             }
         }
     };
@@ -26,10 +35,10 @@ macro_rules! request {
 
 pub(super) use request;
 
-/// One field.
-pub(super) fn take<T>(
+/// Takes one field.
+pub(super) fn field<T>(
     arguments: &mut Arguments,
-    field: impl FnOnce(&mut Arguments) -> Result<T, Failure>,
+    take: impl FnOnce(&mut Arguments) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    field(arguments)
+    take(arguments)
 }

@@ -17,7 +17,6 @@ use vellum_options::{Options, Scalar, error_text, filename};
 use crate::daemon::Daemon;
 use crate::qmp::{Arguments, Failure, Outcome};
 
-use super::answers::done;
 use super::request::request;
 use super::targets::changed_meanwhile;
 
@@ -269,7 +268,10 @@ fn describe(name: &str, filename: &str, format: &str) -> Result<Options, Failure
     Ok(options)
 }
 
-pub(super) async fn overlay(daemon: Rc<Daemon>, mut request: OverlayRequest) -> Outcome {
+pub(super) async fn overlay(
+    daemon: Rc<Daemon>,
+    mut request: OverlayRequest,
+) -> Result<(), Failure> {
     daemon
         .open_beside(request.open(&daemon.nodes, Turns::Own))
         .await?;
@@ -277,7 +279,7 @@ pub(super) async fn overlay(daemon: Rc<Daemon>, mut request: OverlayRequest) -> 
     let parts = daemon.parts.lock().await;
     let made = request.make(&daemon).await?;
     made.settle(&parts.nodes).await;
-    done()
+    Ok(())
 }
 
 request! {
@@ -367,13 +369,13 @@ impl MadeInternal {
     }
 }
 
-pub(super) async fn internal(daemon: Rc<Daemon>, request: InternalRequest) -> Outcome {
+pub(super) async fn internal(daemon: Rc<Daemon>, request: InternalRequest) -> Result<(), Failure> {
     daemon
         .wait_for_answers(std::slice::from_ref(&request.device))
         .await?;
     let parts = daemon.parts.lock().await;
     request.make(&parts.nodes).await?;
-    done()
+    Ok(())
 }
 
 fn to_json(snapshot: &SnapshotInfo) -> Value {
@@ -452,7 +454,10 @@ request! {
     }
 }
 
-pub(super) async fn change_backing_file(daemon: Rc<Daemon>, request: BackingChange) -> Outcome {
+pub(super) async fn change_backing_file(
+    daemon: Rc<Daemon>,
+    request: BackingChange,
+) -> Result<(), Failure> {
     let BackingChange {
         device,
         image,
@@ -488,5 +493,5 @@ pub(super) async fn change_backing_file(daemon: Rc<Daemon>, request: BackingChan
     } else {
         changed?;
     }
-    done()
+    Ok(())
 }

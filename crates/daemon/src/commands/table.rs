@@ -12,11 +12,9 @@ use vellum_options::json;
 use crate::daemon::Daemon;
 use crate::effect::Effect::{self, BeginsJob, Nothing, Recorded, Unrecorded};
 use crate::qmp::{self, Arguments, Class, Failure, Outcome, Written};
-use crate::state::Noted;
 use crate::{chains, schema, space};
 
 use super::amend::AmendRequest;
-use super::answers::done;
 use super::backup::BackupRequest;
 use super::bitmaps::{BitmapRef, Change, Kind};
 use super::block_stats::{HistogramChange, WriteThreshold};
@@ -30,6 +28,7 @@ use super::jobs::{CommitRequest, CompactRequest, ScrubRequest, StreamRequest};
 use super::mirror::{DriveMirror, MirrorRequest};
 use super::nodes::{Activity, Resize};
 use super::objects::{NewObject, PropertyChange, PropertyRequest, TypesRequest};
+use super::request::Request;
 use super::snapshots::{BackingChange, InternalRemoval, InternalRequest, OverlayRequest};
 use super::transaction::Transaction;
 use super::{
@@ -45,6 +44,12 @@ enum Answer {
     Value(Value),
     /// The text of one line that QMP has for it: long answers are written straight as text.
     Text(String),
+}
+
+impl From<()> for Answer {
+    fn from((): ()) -> Answer {
+        Answer::Value(json!({}))
+    }
 }
 
 impl From<Value> for Answer {
@@ -206,8 +211,9 @@ async fn answer(daemon: &Rc<Daemon>, name: &str, arguments: Arguments) -> Result
     }
     let answer = match find(name) {
         Some((name, effect, command)) => {
-            let noted = daemon.state.prepare(name, *effect, &arguments);
-            settle(daemon, *effect, noted, command(daemon.clone(), arguments)).await
+            let job = (*effect == BeginsJob).then(|| (*name, arguments.to_value()));
+            let command = command(daemon.clone(), arguments);
+            settle(daemon, *effect, job, command).await
         }
         None => Err(Failure::of(
             Class::CommandNotFound,
@@ -225,19 +231,20 @@ async fn answer(daemon: &Rc<Daemon>, name: &str, arguments: Arguments) -> Result
 pub(crate) async fn change(
     daemon: &Rc<Daemon>,
     name: &str,
-    command: impl Future<Output = Outcome>,
-) -> Outcome {
+    command: impl Future<Output = Result<(), Failure>>,
+) -> Result<(), Failure> {
     trace!(name: "handle_qmp_command", command = name);
     let outcome = settle(daemon, Effect::Recorded, None, command).await;
     trace_answer(name, &outcome);
     outcome
 }
 
-/// Completes a command: closes what it opened in vain, and has the state file say what it has done.
+/// Completes a command: closes what it opened in vain, and has the state file say what it has done, with the
+/// name and arguments of one that begins a job.
 async fn settle<A>(
     daemon: &Rc<Daemon>,
     effect: Effect,
-    noted: Option<Noted>,
+    job: Option<(&str, Value)>,
     command: impl Future<Output = Result<A, Failure>>,
 ) -> Result<A, Failure> {
     let answer = command.await;
@@ -246,7 +253,7 @@ async fn settle<A>(
     }
     match effect {
         Effect::Nothing | Effect::Unrecorded => answer,
-        Effect::Recorded | Effect::BeginsJob => daemon.record(noted, answer).await,
+        Effect::Recorded | Effect::BeginsJob => daemon.record(job, answer).await,
     }
 }
 
@@ -321,10 +328,10 @@ async fn query_schema(_: Rc<Daemon>, (): ()) -> Outcome {
 }
 
 /// Ends the program; the answer comes when everything has ended.
-async fn quit(daemon: Rc<Daemon>, (): ()) -> Outcome {
+async fn quit(daemon: Rc<Daemon>, (): ()) -> Result<(), Failure> {
     daemon.stop.request();
     daemon.ended.wait().await;
-    done()
+    Ok(())
 }
 
 #[cfg(test)]

@@ -22,11 +22,11 @@ use vellum_io::lane::sleep;
 use crate::daemon::Daemon;
 use crate::jobs::backup::Backup;
 use crate::jobs::{self, Job, Work};
-use crate::qmp::{Arguments, Failure, Outcome};
+use crate::qmp::{Arguments, Failure};
 
-use super::answers::done;
 use super::backup::BackupRequest;
 use super::bitmaps::{BitmapUndo, Change, Kind};
+use super::request::Request;
 use super::snapshots::{InternalRequest, MadeInternal, MadeOverlay, OverlayRequest};
 
 /// So long may requests to a disk take to end, at first, while another one is held up.
@@ -345,7 +345,7 @@ impl Transaction {
     }
 }
 
-pub(super) async fn carry_out(daemon: Rc<Daemon>, request: Transaction) -> Outcome {
+pub(super) async fn carry_out(daemon: Rc<Daemon>, request: Transaction) -> Result<(), Failure> {
     let Transaction {
         mut actions,
         is_grouped,
@@ -379,5 +379,5 @@ pub(super) async fn carry_out(daemon: Rc<Daemon>, request: Transaction) -> Outco
             CompletedAction::Internal(_) => {}
         }
     }
-    done()
+    Ok(())
 }

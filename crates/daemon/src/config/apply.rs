@@ -23,7 +23,7 @@ use crate::commands::objects::{self, NewObject};
 use crate::commands::{change, nodes, reopen};
 use crate::daemon::Daemon;
 use crate::export::Removal;
-use crate::qmp::{Arguments, Failure, Outcome};
+use crate::qmp::{Arguments, Failure};
 use crate::state::shows_the_same;
 
 use super::parts::{Part, PartKey, PartKind, Parts};
@@ -330,7 +330,11 @@ async fn send(
     Ok(())
 }
 
-async fn make(daemon: Rc<Daemon>, part: &Part, remembered: &BTreeMap<String, String>) -> Outcome {
+async fn make(
+    daemon: Rc<Daemon>,
+    part: &Part,
+    remembered: &BTreeMap<String, String>,
+) -> Result<(), Failure> {
     let arguments = Arguments::new(part.arguments.clone());
     match part.key.kind {
         PartKind::Secret | PartKind::Throttle => {
@@ -358,11 +362,11 @@ async fn make(daemon: Rc<Daemon>, part: &Part, remembered: &BTreeMap<String, Str
     }
 }
 
-async fn become_like(daemon: Rc<Daemon>, part: &Part) -> Outcome {
+async fn become_like(daemon: Rc<Daemon>, part: &Part) -> Result<(), Failure> {
     if part.key.kind == PartKind::Throttle {
         let limits = Value::Object(all_limits(part));
         throttle_groups::set(&part.key.name, throttle_groups::LIMITS, limits)?;
-        return Ok(json!({}));
+        return Ok(());
     }
     let mut node = part.arguments.clone();
     {
@@ -385,7 +389,7 @@ pub(super) fn all_limits(part: &Part) -> Map<String, Value> {
     all.collect()
 }
 
-async fn remove(daemon: Rc<Daemon>, key: &PartKey) -> Outcome {
+async fn remove(daemon: Rc<Daemon>, key: &PartKey) -> Result<(), Failure> {
     let name = key.name.clone();
     match key.kind {
         PartKind::Secret | PartKind::Throttle => objects::del(daemon, name).await,

@@ -70,6 +70,14 @@ impl Arguments {
         }
     }
 
+    /// Whether a switch is there, and on.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub(crate) fn is_on(&mut self, key: &str) -> Result<bool, Failure> {
+        Ok(self.switch(key)?.unwrap_or(false))
+    }
+
     /// A whole number, if it is there.
     ///
     /// # Errors
@@ -243,8 +251,8 @@ impl Arguments {
     /// # Errors
     /// If something else is there.
     pub(crate) fn only_switch(mut self, key: &str) -> Result<bool, Failure> {
-        let switch = self.switch(key)?.unwrap_or(false);
-        self.finish().map(|()| switch)
+        let is_on = self.is_on(key)?;
+        self.finish().map(|()| is_on)
     }
 
     /// Ends the taking.

@@ -29,5 +29,5 @@ mod saved;
 
 pub(crate) use content::ExportPiece;
 pub(crate) use described::shows_the_same;
-pub(crate) use recorder::{Noted, Recorder};
+pub(crate) use recorder::Recorder;
 pub use saved::SavedState;

@@ -20,7 +20,7 @@ use crate::server::Notice;
 
 use super::file;
 use super::keeper::Keeper;
-use super::recorder::{Noted, Recorded};
+use super::recorder::Recorded;
 use super::saved::SavedState;
 
 /// How long after it could not be written the file is tried again, where nobody waits for it.
@@ -100,14 +100,15 @@ impl Daemon {
         Ok(Recorded::InFile)
     }
 
-    /// Has the state file say what a command has done, before that is answered.
+    /// Has the state file say what a command has done, before that is answered; of one that has begun a `job`, its
+    /// name and arguments.
     pub(crate) async fn record<A>(
         &self,
-        noted: Option<Noted>,
+        job: Option<(&str, Value)>,
         outcome: Result<A, Failure>,
     ) -> Result<A, Failure> {
         if outcome.is_ok() {
-            if let Some(Noted { command, arguments }) = noted {
+            if let Some((command, arguments)) = job {
                 self.state.note(&self.nodes, command, &arguments);
             }
             // One of a transaction may be over by now.

@@ -9,9 +9,8 @@ use serde_json::{Value, json};
 use vellum_graph::{Nodes, throttle_groups};
 
 use crate::daemon_state::DaemonState;
-use crate::effect::Effect;
 use crate::jobs::Jobs;
-use crate::qmp::{Arguments, Failure};
+use crate::qmp::Failure;
 
 use super::anew;
 use super::content::Content;
@@ -22,7 +21,7 @@ use super::lost::Lost;
 #[derive(Debug, Default)]
 pub(crate) struct Recorder {
     pub(super) keeper: RefCell<Option<Arc<Keeper>>>,
-    /// The arguments of objects, by name.
+    /// The arguments of clients' objects, by name.
     pub(super) objects: RefCell<BTreeMap<String, Value>>,
     /// The commands of jobs, by id.
     pub(super) jobs: RefCell<BTreeMap<String, Value>>,
@@ -44,13 +43,6 @@ pub(super) enum Recorded {
     TooLate,
 }
 
-/// A command that begins a job, as it is to be noted if it succeeds.
-#[derive(Debug)]
-pub(crate) struct Noted {
-    pub(super) command: &'static str,
-    pub(super) arguments: Value,
-}
-
 impl Recorder {
     /// Has the file stay as it is from now on: whoever holds the parts takes away what there is.
     pub(crate) fn end(&self) {
@@ -63,20 +55,6 @@ impl Recorder {
             true => Err(Failure::new(nameless(to))),
             false => Ok(()),
         }
-    }
-
-    /// What is to be noted of a command, if the file has to begin its job again.
-    pub(crate) fn prepare(
-        &self,
-        command: &'static str,
-        effect: Effect,
-        arguments: &Arguments,
-    ) -> Option<Noted> {
-        self.keeper.borrow().as_ref()?;
-        (effect == Effect::BeginsJob).then(|| Noted {
-            command,
-            arguments: arguments.to_value(),
-        })
     }
 
     /// Notes an object that a client has made.

@@ -244,15 +244,13 @@ impl Daemon {
                 Err(format!("'{command}' begins no job"))
             }
             Ok(arguments) => {
-                let begun = carry_out(self, command, Arguments::new(arguments.clone())).await;
-                begun.map(|_| arguments).map_err(|failure| failure.text)
+                let begun = carry_out(self, command, Arguments::new(arguments)).await;
+                begun.map_err(|failure| failure.text)
             }
             Err(why) => Err(why),
         };
         match begun {
-            Ok(arguments) => {
-                let value = Value::Object(arguments);
-                self.state.note(&self.nodes, command, &value);
+            Ok(_) => {
                 if job.is_paused
                     && let Some(job) = self.jobs.find(id)
                 {
