@@ -46,11 +46,12 @@ pub(crate) struct ChainPolicies {
 }
 
 impl ChainPolicies {
-    /// All of them, as they are set again.
-    pub(crate) fn describe(&self) -> Value {
+    /// Those of some disks, as they are set again.
+    pub(crate) fn describe(&self, of: impl Fn(&str) -> bool) -> Value {
         let kept = self.kept.borrow();
-        let all = kept.iter().filter(|(_, kept)| kept.policy.bounds());
-        all.map(|(name, kept)| Value::Object(kept.policy.describe(name)))
+        let kept = kept.iter();
+        kept.filter(|(name, kept)| kept.policy.bounds() && of(name))
+            .map(|(name, kept)| Value::Object(kept.policy.describe(name)))
             .collect()
     }
 

@@ -21,6 +21,7 @@ mod file;
 mod keeper;
 mod lost;
 mod named;
+mod owner;
 mod record;
 mod recorder;
 mod restore;

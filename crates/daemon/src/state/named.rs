@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use vellum_graph::Nodes;
 use vellum_options::filename;
 
-use crate::config::{PartKey, PartKind, Parts};
+use crate::config::{PartKind, Parts};
 use crate::daemon::Daemon;
 
 use super::described::{members, references_of};
@@ -221,7 +221,7 @@ impl Daemon {
         let mut saved = saved.clone();
         let disks = wanted.keys().filter(|key| key.kind == PartKind::Disk);
         for key in disks {
-            let was_there = saved.config.contains_key(&PartKey::to_string(key));
+            let was_there = saved.was_of_config(key);
             let disk = OpenDisk::of(&self.nodes, &key.name).filter(|_| was_there);
             if let Some(disk) = disk
                 && let Some(chain) = saved.named_chain(&disk, wanted)

@@ -13,13 +13,14 @@ use vellum_io::lane::sleep;
 use vellum_io::spawn;
 use vellum_jobs::job::Status;
 
-use crate::config::Parts;
+use crate::config::{PartKind, Parts};
 use crate::daemon::Daemon;
 use crate::qmp::Failure;
 use crate::server::Notice;
 
 use super::file;
 use super::keeper::Keeper;
+use super::owner::OfConfig;
 use super::recorder::Recorded;
 use super::saved::SavedState;
 
@@ -71,13 +72,7 @@ impl Daemon {
             node_names(&part.arguments, &mut names);
         }
         self.nodes.note_configured(names);
-        let noted = parts.in_order().into_iter().map(|part| {
-            let node = part.arguments.get("node-name").cloned();
-            (part.key.to_string(), node.unwrap_or_default())
-        });
-        let noted: Map<String, Value> = noted.collect();
-        let noted = Value::Object(noted).to_string();
-        self.state.config.replace(noted.into());
+        self.state.config.replace(OfConfig::new(parts));
         self.write_state().await.map(drop)
     }
 
@@ -93,8 +88,10 @@ impl Daemon {
         }
         let mut content = self.state.describe(&keeper, &parts, &self.jobs);
         let lost = &self.state.lost;
-        let (chains, left) = (self.chains.describe(), self.chains.describe_left());
+        let is_of_client = |disk: &str| !self.state.config.borrow().has(PartKind::Chain, disk);
+        let chains = self.chains.describe(is_of_client);
         content.chains = lost.lock().with_chains(chains).to_string();
+        let left = self.chains.describe_left();
         content.chains_left = lost.lock().with_chains_left(left).to_string();
         keeper.write(content).await?;
         Ok(Recorded::InFile)

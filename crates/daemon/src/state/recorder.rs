@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use vellum_graph::{Nodes, throttle_groups};
 
+use crate::config::PartKind;
 use crate::daemon_state::DaemonState;
 use crate::jobs::Jobs;
 use crate::qmp::Failure;
@@ -16,6 +17,7 @@ use super::anew;
 use super::content::Content;
 use super::keeper::{Keeper, nameless};
 use super::lost::Lost;
+use super::owner::OfConfig;
 
 /// What a daemon keeps for the file.
 #[derive(Debug, Default)]
@@ -25,8 +27,7 @@ pub(crate) struct Recorder {
     pub(super) objects: RefCell<BTreeMap<String, Value>>,
     /// The commands of jobs, by id.
     pub(super) jobs: RefCell<BTreeMap<String, Value>>,
-    /// The parts that a configuration has made, and the nodes that they were to have.
-    pub(super) config: RefCell<Arc<str>>,
+    pub(super) config: RefCell<OfConfig>,
     /// What is kept for the file that could not be brought back.
     pub(super) lost: Arc<Mutex<Lost>>,
     /// The end of a job is not in the file, which could not be written.
@@ -112,13 +113,16 @@ impl Recorder {
                 Err(_) => arguments.clone(),
             }
         });
+        let config = self.config.borrow();
+        let is_of_client = !config.has(PartKind::Server, "");
+        let server = state.server_options().filter(|_| is_of_client);
         let content = Content {
             objects: objects.collect::<Value>().to_string(),
-            server: json!(state.server_options()).to_string(),
+            server: json!(server).to_string(),
             nodes: keeper.described(&state.nodes, None),
             exports: state.exports.describe(&state.nodes),
             jobs: self.describe_jobs(jobs),
-            config: self.config.borrow().clone(),
+            config: config.text.clone(),
             chains: "[]".to_owned(),
             chains_left: "[]".to_owned(),
             led: state.nodes.leads().describe().to_string(),

@@ -13,7 +13,7 @@ use crate::config::{PartKey, PartKind, Parts};
 use crate::daemon_state::DaemonState;
 use crate::failure::{Failure, message};
 
-use super::described::{below, image_below, members, place, shows_the_same};
+use super::described::{below, image_below, members, place};
 
 /// What a state file says.
 #[derive(Debug, Clone, Default)]
@@ -178,41 +178,6 @@ impl SavedState {
 
     pub(crate) fn place(&self) -> &Path {
         &self.place
-    }
-
-    /// Whether a part was made at run time, and is not wanted by a configuration now.
-    pub(crate) fn is_own(&self, kind: PartKind, name: &str, wanted: &Parts) -> bool {
-        let key = PartKey::new(kind, name);
-        !self.config.contains_key(&key.to_string()) && wanted.get(&key).is_none()
-    }
-
-    /// Why a node cannot come back under its name: a configuration has given that to a disk with another
-    /// image, which whoever used the node would be shown.
-    pub(super) fn name_is_taken(
-        &self,
-        node: &Map<String, Value>,
-        wanted: &Parts,
-        nodes: &Nodes,
-    ) -> Option<String> {
-        let name = node.get("node-name")?.as_str()?;
-        let key = PartKey::new(PartKind::Disk, name);
-        if wanted.get(&key).is_none() || self.config.contains_key(&key.to_string()) {
-            return None;
-        }
-        let leads_here = |step: &Value| step.get("to").unwrap_or(step).as_str() == Some(name);
-        let stands_here = |above: &Map<String, Value>| below(above) == Some(name);
-        let is_used = self.led.values().any(leads_here)
-            || self.exports.iter().any(|export| export.node == name)
-            || self.nodes.iter().any(stands_here);
-        let mut now = nodes.descriptions(None).into_iter();
-        let (_, now) = now.find(|(one, _)| is_used && one == name)?;
-        let is_same = shows_the_same(node, now.as_object()?);
-        (!is_same).then(|| {
-            format!(
-                "'{name}' is another disk than the node that clients have made under that name and that is \
-                 in use: call the disk otherwise, or move the state file away"
-            )
-        })
     }
 
     /// Whether the image that a node stands on now is the one that has that name in the file.
