@@ -5,10 +5,6 @@ use anyhow::Result;
 
 use crate::workspace::Workspace;
 
-/// Heads that hold items still: none is added.
-const STILL_TO_BE_EMPTIED: &[&str] = &[
-];
-
 /// What breaks the rule.
 pub fn findings(workspace: &Workspace) -> Result<Vec<String>> {
     let mut findings = Vec::new();
@@ -16,15 +12,10 @@ pub fn findings(workspace: &Workspace) -> Result<Vec<String>> {
         let Ok(text) = std::fs::read_to_string(workspace.root.join(&head)) else {
             continue;
         };
-        let is_listed = STILL_TO_BE_EMPTIED.contains(&&*head);
-        match (first_item(&text), is_listed) {
-            (Some(item), false) => findings.push(format!(
+        if let Some(item) = first_item(&text) {
+            findings.push(format!(
                 "{head} holds `{item}`: the head of a folder holds modules and `use` alone"
-            )),
-            (None, true) => findings.push(format!(
-                "xtask/src/tidy/heads.rs: {head} holds no item any more"
-            )),
-            _ => {}
+            ));
         }
     }
     Ok(findings)
