@@ -92,7 +92,52 @@ pub struct Command {
     pub help: &'static str,
 }
 
+/// A command that takes and needs nothing. The table adds to it what else it has.
+pub const fn command(name: &'static str, verb: Verb, summary: &'static str) -> Command {
+    Command {
+        name,
+        alias: None,
+        verb,
+        needs: Needs::Nothing,
+        words: (0, Some(0)),
+        options: "",
+        synopsis: None,
+        summary,
+        help: "",
+    }
+}
+
 impl Command {
+    pub const fn alias(mut self, alias: &'static str) -> Command {
+        self.alias = Some(alias);
+        self
+    }
+
+    pub const fn needs(mut self, needs: Needs) -> Command {
+        self.needs = needs;
+        self
+    }
+
+    pub const fn words(mut self, least: usize, most: Option<usize>) -> Command {
+        self.words = (least, most);
+        self
+    }
+
+    pub const fn options(mut self, options: &'static str) -> Command {
+        self.options = options;
+        self
+    }
+
+    pub const fn synopsis(mut self, synopsis: &'static str) -> Command {
+        self.synopsis = Some(synopsis);
+        self
+    }
+
+    pub const fn help(mut self, help: &'static str) -> Command {
+        self.help = help;
+        self
+    }
+
     /// Shows on one line how the command is called, after a wrong call.
     pub fn usage(&self) -> Failed {
         let synopsis = self.synopsis.unwrap_or("");
