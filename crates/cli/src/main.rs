@@ -132,3 +132,29 @@ fn help(name: &str, mut words: Vec<OsString>) -> i32 {
     words.push("--help".into());
     run(name, words)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each tool takes each option that its specification lists: one that it forgets fails an assertion. An option
+    /// that does not exist ends each command line.
+    #[test]
+    fn every_option_is_taken() {
+        const ENDS_AT_ONCE: [&str; 3] = ["help", "version", "trace"];
+        for spec in manual::OTHERS {
+            let main = tool(spec.name).expect(spec.name);
+            for option in spec.options() {
+                let names = option
+                    .names()
+                    .filter(|_| !ENDS_AT_ONCE.contains(&option.id));
+                let Some(name) = names.last() else {
+                    continue;
+                };
+                let words = [Some(name.as_str()), option.value.map(|_| "1"), Some("-?")];
+                let words = words.into_iter().flatten().map(OsString::from).collect();
+                assert_ne!(main("vellum", words), 0, "{} {name}", spec.name);
+            }
+        }
+    }
+}
