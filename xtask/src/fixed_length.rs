@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use serde_json::Value;
 
 use crate::process::{self, Daemon};
 
@@ -46,6 +47,19 @@ impl Address {
             Address::Device(path) => format!("file.driver=host_device,file.filename={path}"),
         }
     }
+}
+
+/// The length that `measure` calls fully allocated for an image with these options (`-o`, or `""`).
+pub fn fully_allocated_bytes(disk_bytes: u64, options: &str) -> Result<u64> {
+    let mut measure = process::program("qemu-img")?;
+    measure.args(["measure", "--output=json", "-O", "qcow2"]);
+    if !options.is_empty() {
+        measure.args(["-o", options]);
+    }
+    let said = process::output(measure.args(["--size", &disk_bytes.to_string()]))?;
+    let said: Value = serde_json::from_str(&said)?;
+    let found = said["fully-allocated"].as_u64();
+    found.context("no size is measured")
 }
 
 /// A place; its server or device goes with this value.

@@ -16,7 +16,6 @@ mod interleavings;
 mod iotests;
 mod kills;
 mod lost_writeback;
-mod monitor;
 mod package;
 mod process;
 mod random;

@@ -165,7 +165,13 @@ impl Daemon {
     /// asks for is there. A monitor's socket accepts connections before that, and `qemu-storage-daemon`
     /// 10.0 then sometimes never answers, or crashes.
     pub fn wait_for_pidfile(&mut self, pidfile: &Path, limit: Duration) -> Result<()> {
-        self.wait_until(limit, || pidfile.exists())
+        self.wait_for_file(pidfile, limit)
+    }
+
+    /// Waits until a file or socket exists. A server of one client at a time takes whoever connects for that
+    /// client, so nobody connects to see whether it listens.
+    pub fn wait_for_file(&mut self, path: &Path, limit: Duration) -> Result<()> {
+        self.wait_until(limit, || path.exists())
     }
 
     fn wait_until(&mut self, limit: Duration, is_ready: impl Fn() -> bool) -> Result<()> {

@@ -17,6 +17,12 @@ pub struct Workspace {
     pub target: PathBuf,
 }
 
+/// The absolute path of what a user names, which must exist.
+pub fn existing(path: PathBuf) -> Result<PathBuf> {
+    let found = path.canonicalize();
+    found.with_context(|| path.display().to_string())
+}
+
 impl Workspace {
     /// Asks cargo, so that every way of moving the target folder is respected.
     pub fn locate() -> Result<Self> {

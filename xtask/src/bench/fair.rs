@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use vellum_testing::Qmp;
 
 use super::MEMORY_FOLDER;
 use super::load::BLOCK_BYTES;
 use super::options::Options;
 use super::report::median;
-use crate::monitor::Monitor;
 use crate::process::{self, Daemon, ShortPath};
 use crate::random::Random;
 use crate::setup;
@@ -180,20 +180,20 @@ fn measure(server: &Server, place: &Place, options: &Options) -> Result<Measured
     make_images(place, options.disks, job_bytes.max(LOADED_BYTES))?;
     let daemon = start(server, place, options.disks)?;
     let socket = ShortPath::new(&place.folder, QMP_SOCKET)?;
-    let mut monitor = Monitor::connect(socket.path())?;
+    let mut monitor = Qmp::try_connect(socket.path())?;
     let mut fio = load(place, options.disks, seconds)?;
     let job = json!({
         "job-id": "limited", "device": name_of(options.disks), "target": "copy",
         "sync": "full", "speed": JOB_BYTES_PER_SECOND,
     });
-    monitor.ask("blockdev-backup", job)?;
+    monitor.try_must("blockdev-backup", job)?;
     std::thread::sleep(WARM);
     let (begun, before) = (Instant::now(), dealt_bytes(&mut monitor)?);
     std::thread::sleep(Duration::from_secs_f64(seconds));
     let (elapsed, after) = (begun.elapsed(), dealt_bytes(&mut monitor)?);
     ensure!(fio.wait()?.success(), "fio has failed");
     let said = std::fs::read_to_string(place.folder.join(REPORT))?;
-    monitor.ask(
+    monitor.try_must(
         "block-job-cancel",
         json!({"device": "limited", "force": true}),
     )?;
@@ -317,8 +317,8 @@ fn read_report(said: &str) -> Result<(f64, Vec<f64>)> {
 }
 
 /// How many bytes the only job has dealt with.
-fn dealt_bytes(monitor: &mut Monitor) -> Result<u64> {
-    let jobs = monitor.ask("query-block-jobs", json!({}))?;
+fn dealt_bytes(monitor: &mut Qmp) -> Result<u64> {
+    let jobs = monitor.try_must("query-block-jobs", json!({}))?;
     let offset = jobs[0]["offset"].as_u64();
     offset.context("the job has ended: give it a larger disk")
 }

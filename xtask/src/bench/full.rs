@@ -13,15 +13,15 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use vellum_testing::nbd::{self, Connection};
 
 use super::MEMORY_FOLDER;
 use super::options::Options;
 use super::report::median;
-use crate::fixed_length::{Kind, Place};
+use crate::fixed_length::{Kind, Place, fully_allocated_bytes};
 use crate::process::{self, Daemon};
 use crate::random::Random;
 use crate::setup;
-use crate::torture::nbd::{self, Connection};
 use crate::workspace::Workspace;
 
 const START_LIMIT: Duration = Duration::from_secs(30);
@@ -149,12 +149,7 @@ fn make_image(folder: &Path, clusters: u64) -> Result<()> {
         process::output(command.args(words).current_dir(folder))
     };
     run(&["convert", "-f", "raw", "-O", "qcow2", SOURCE, FILLED])?;
-    let size = disk_bytes.to_string();
-    let said = run(&["measure", "--output=json", "-O", "qcow2", "--size", &size])?;
-    let said: serde_json::Value = serde_json::from_str(&said)?;
-    let len_bytes = said["fully-allocated"]
-        .as_u64()
-        .context("no size is measured")?;
+    let len_bytes = fully_allocated_bytes(disk_bytes, "")?;
     let filled = std::fs::OpenOptions::new()
         .write(true)
         .open(folder.join(FILLED))?;

@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde_json::json;
+use vellum_testing::Qmp;
 
 use super::MEMORY_FOLDER;
 use super::metrics::get;
 use super::options::Options;
 use super::report::median;
-use crate::monitor::Monitor;
 use crate::process::{self, Daemon};
 use crate::setup;
 use crate::workspace::Workspace;
@@ -279,7 +279,7 @@ fn kib_of(told: &str, key: &str) -> Result<u64> {
 
 fn set_policies(policies: Policies, folder: &Path, disks: usize) -> Result<()> {
     let socket = process::ShortPath::new(folder, QMP_SOCKET)?;
-    let mut monitor = Monitor::connect(socket.path())?;
+    let mut monitor = Qmp::try_connect(socket.path())?;
     for disk in 0..disks {
         let name = name_of(disk);
         let mut policy = json!({"node-name": name});
@@ -292,10 +292,10 @@ fn set_policies(policies: Policies, folder: &Path, disks: usize) -> Result<()> {
                     "node-name": name, "snapshot-file": format!("{name}.over"),
                     "snapshot-node-name": format!("over-{name}"),
                 });
-                monitor.ask("blockdev-snapshot-sync", snapshot)?;
+                monitor.try_must("blockdev-snapshot-sync", snapshot)?;
             }
         }
-        monitor.ask("x-vellum-set-chain-policy", policy)?;
+        monitor.try_must("x-vellum-set-chain-policy", policy)?;
     }
     Ok(())
 }
@@ -333,7 +333,7 @@ fn cpu_seconds(served: &Served) -> Result<f64> {
 /// How long answers take, and the daemon's processor time for them: lines for people.
 fn ask(served: &Served, folder: &Path) -> Result<Vec<String>> {
     let socket = process::ShortPath::new(folder, QMP_SOCKET)?;
-    let mut monitor = Monitor::connect(socket.path())?;
+    let mut monitor = Qmp::try_connect(socket.path())?;
     let mut lines = Vec::new();
     for path in PATHS {
         lines.push(asked(served, path, || {
@@ -345,7 +345,10 @@ fn ask(served: &Served, folder: &Path) -> Result<Vec<String>> {
         "x-vellum-query-chain-policies",
         "query-jobs",
     ] {
-        let mut query = || monitor.ask(command, json!({})).map(drop);
+        let mut query = || {
+            monitor.try_must(command, json!({}))?;
+            Ok(())
+        };
         lines.push(asked(served, command, &mut query)?);
     }
     Ok(lines)

@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use lexopt::{Arg, ValueExt as _};
+
+use crate::workspace;
 
 pub const USAGE: &str = "\
 usage: cargo xtask bench vhost|fuse|nbd [--quick] [--seconds N] [--rounds N] [--only WORD]...
@@ -71,8 +73,12 @@ impl Options {
                 Arg::Long("only") => options.only.push(arguments.value()?.string()?),
                 Arg::Long("format") => options.formats.push(arguments.value()?.string()?),
                 Arg::Long("json") => options.json = Some(arguments.value()?.into()),
-                Arg::Long("vellum") => options.vellum = Some(program(arguments.value()?.into())?),
-                Arg::Long("before") => options.before = Some(program(arguments.value()?.into())?),
+                Arg::Long("vellum") => {
+                    options.vellum = Some(workspace::existing(arguments.value()?.into())?)
+                }
+                Arg::Long("before") => {
+                    options.before = Some(workspace::existing(arguments.value()?.into())?)
+                }
                 other => return Err(other.unexpected().into()),
             }
         }
@@ -101,9 +107,4 @@ impl Options {
             self.formats = ["raw", "qcow2"].map(str::to_owned).into();
         }
     }
-}
-
-fn program(path: PathBuf) -> Result<PathBuf> {
-    let found = path.canonicalize();
-    found.with_context(|| path.display().to_string())
 }

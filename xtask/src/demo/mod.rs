@@ -14,14 +14,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use lexopt::{Arg, ValueExt};
+use anyhow::{Result, bail};
+use lexopt::Arg;
 
 use crate::guest::{Disk, Guest};
 use crate::kills::{Kills, Plan};
 use crate::process::{self, Daemon, ShortPath};
 use crate::setup;
-use crate::workspace::Workspace;
+use crate::workspace::{self, Workspace};
 use stages::{Outcome, Stages, Watch};
 use tree::Tree;
 
@@ -89,9 +89,7 @@ impl Options {
         while let Some(argument) = arguments.next()? {
             match argument {
                 Arg::Long("vellum") => {
-                    let path: PathBuf = arguments.value()?.parse()?;
-                    let found = path.canonicalize();
-                    options.vellum = Some(found.with_context(|| path.display().to_string())?);
+                    options.vellum = Some(workspace::existing(arguments.value()?.into())?);
                 }
                 other => return Err(other.unexpected().into()),
             }

@@ -18,14 +18,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use lexopt::{Arg, ValueExt as _};
 
 use crate::guest::{Disk, Guest, Running};
 use crate::process::{self, Daemon, ShortPath};
 use crate::random::Random;
 use crate::setup;
-use crate::workspace::Workspace;
+use crate::workspace::{self, Workspace};
 
 const DISK_BYTES: u64 = 512 << 20;
 const SOCKET: &str = "disk.sock";
@@ -105,9 +105,7 @@ impl Options {
                 Arg::Long("queues") => plan.queues = arguments.value()?.parse()?,
                 Arg::Long("raw") => plan.format = "raw",
                 Arg::Long("vellum") => {
-                    let path: PathBuf = arguments.value()?.parse()?;
-                    let found = path.canonicalize();
-                    options.vellum = Some(found.with_context(|| path.display().to_string())?);
+                    options.vellum = Some(workspace::existing(arguments.value()?.into())?);
                 }
                 other => return Err(other.unexpected().into()),
             }
@@ -242,17 +240,7 @@ impl<'a> Kills<'a> {
         command.args(["daemon", "--blockdev", &node, "--export", &export]);
         command.args(words);
         let mut daemon = Daemon::start(&mut command, &self.folder.join("daemon.log"))?;
-        // One client is served at a time, so nobody connects to see whether it listens.
-        let deadline = Instant::now() + START_LIMIT;
-        while !socket.exists() {
-            ensure!(
-                !daemon.has_ended()?,
-                "the daemon has ended: {}",
-                daemon.last_words()
-            );
-            ensure!(Instant::now() < deadline, "the daemon does not listen");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        daemon.wait_for_file(&socket, START_LIMIT)?;
         Ok(daemon)
     }
 

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::json;
+use vellum_testing::Qmp;
 
 use super::{DURABLE, GUEST_LIMIT, Kills, durable};
 use crate::guest::{Disk, Running};
-use crate::monitor::Monitor;
 use crate::process::ShortPath;
 
 const OTHER_SOCKET: &str = "other.sock";
@@ -26,7 +26,7 @@ const FILES_BETWEEN: usize = 4;
 /// A machine with the guest, or one that waits for it.
 struct Machine {
     guest: Running,
-    monitor: Monitor,
+    monitor: Qmp,
 }
 
 impl Kills<'_> {
@@ -85,9 +85,9 @@ impl Kills<'_> {
         let socket = ShortPath::new(self.folder, &monitor)?;
         let deadline = Instant::now() + START_LIMIT;
         let monitor = loop {
-            match Monitor::connect(socket.path()) {
+            match Qmp::try_connect(socket.path()) {
                 Ok(monitor) => break monitor,
-                Err(error) if Instant::now() > deadline => return Err(error),
+                Err(error) if Instant::now() > deadline => return Err(error.into()),
                 Err(_) => std::thread::sleep(LOOK_INTERVAL),
             }
         };
@@ -96,15 +96,15 @@ impl Kills<'_> {
 }
 
 /// Moves a guest, and tells for how long it paused, in ms.
-fn move_to(here: &mut Monitor, there: &mut Monitor, number: usize) -> Result<u64> {
+fn move_to(here: &mut Qmp, there: &mut Qmp, number: usize) -> Result<u64> {
     let address = json!({"uri": format!("unix:move{number}.sock")});
-    there.ask("migrate-incoming", address.clone())?;
+    there.try_must("migrate-incoming", address.clone())?;
     let limits = json!({"max-bandwidth": 1_u64 << 30, "downtime-limit": DOWNTIME_LIMIT_MS});
-    here.ask("migrate-set-parameters", limits)?;
-    here.ask("migrate", address)?;
+    here.try_must("migrate-set-parameters", limits)?;
+    here.try_must("migrate", address)?;
     let deadline = Instant::now() + MOVE_LIMIT;
     loop {
-        let told = here.ask("query-migrate", json!({}))?;
+        let told = here.try_must("query-migrate", json!({}))?;
         match told["status"].as_str() {
             Some("completed") => return told["downtime"].as_u64().context("no downtime"),
             Some("failed" | "cancelled") => bail!("it failed: {told}"),

@@ -3,9 +3,9 @@
 
 use anyhow::{Context, Result};
 use serde_json::json;
+use vellum_testing::Qmp;
 
 use super::{DISK_BYTES, GUEST_LIMIT, Kills};
-use crate::monitor::Monitor;
 use crate::process::ShortPath;
 
 const SECTOR_BYTES: u64 = 512;
@@ -38,8 +38,9 @@ impl Kills<'_> {
     /// Has the daemon change the size of the disk.
     fn resize(&self, size_bytes: u64) -> Result<()> {
         let socket = ShortPath::new(self.folder, MONITOR)?;
-        let mut monitor = Monitor::connect(socket.path())?;
+        let mut monitor = Qmp::try_connect(socket.path())?;
         let resize = json!({"node-name": "disk", "size": size_bytes});
-        monitor.ask("block_resize", resize).map(drop)
+        monitor.try_must("block_resize", resize)?;
+        Ok(())
     }
 }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
+use vellum_testing::Qmp;
 
 use super::Place;
-use crate::monitor::Monitor;
 use crate::process::{Daemon, ShortPath};
 
 type Scenario = fn(&mut Place) -> Result<bool>;
@@ -153,15 +153,16 @@ fn state_file(place: &mut Place) -> Result<bool> {
     for step in 0..STEPS {
         let name = format!("n{step}");
         let node = json!({"driver": "null-co", "node-name": name, "size": 4096});
-        let mut monitor = Monitor::connect(served.qmp.path())?;
-        if monitor.ask("blockdev-add", node).is_ok() {
+        let mut monitor = Qmp::try_connect(served.qmp.path())?;
+        if monitor.try_must("blockdev-add", node).is_ok() {
             acknowledged.push(name);
         }
     }
     served.daemon.kill()?;
     place.mounted.remount()?;
     let served = Served::start(place, &arguments).context("the state file is not taken")?;
-    let nodes = Monitor::connect(served.qmp.path())?.ask("query-named-block-nodes", json!({}))?;
+    let nodes =
+        Qmp::try_connect(served.qmp.path())?.try_must("query-named-block-nodes", json!({}))?;
     let nodes = nodes.as_array().context("a list of nodes")?;
     for name in &acknowledged {
         let is_there = nodes.iter().any(|node| node["node-name"] == name.as_str());

@@ -21,13 +21,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use lexopt::{Arg, ValueExt as _};
-use serde_json::Value;
 
-use crate::fixed_length::{Kind, Place};
+use crate::fixed_length::{Kind, Place, fully_allocated_bytes};
 use crate::guest::{Disk, Guest};
 use crate::process::{self, Daemon};
 use crate::setup;
-use crate::workspace::Workspace;
+use crate::workspace::{self, Workspace};
 use thin::Thin;
 
 /// Sockets have short names there, and images lie in memory.
@@ -145,9 +144,7 @@ fn parse(mut arguments: lexopt::Parser) -> Result<Options> {
     while let Some(argument) = arguments.next()? {
         match argument {
             Arg::Long("vellum") => {
-                let path: PathBuf = arguments.value()?.parse()?;
-                let found = path.canonicalize();
-                options.vellum = Some(found.with_context(|| path.display().to_string())?);
+                options.vellum = Some(workspace::existing(arguments.value()?.into())?);
             }
             Arg::Long("real") => options.is_real = true,
             Arg::Long("loop") => options.kind = Kind::Loop,
@@ -171,7 +168,7 @@ fn play(case: Case, options: &Options, program: &Path, guest: &Guest) -> Result<
     };
     match case.room {
         Room::Full => {
-            let len_bytes = measure(options.disk_bytes)?;
+            let len_bytes = fully_allocated_bytes(options.disk_bytes, "")?;
             std::fs::File::create(folder.path().join(PLACE))?.set_len(len_bytes)?;
             let place = Place::open(options.kind, folder.path(), PLACE)?;
             stage.fill_image(&place.address.name())?;
@@ -195,17 +192,6 @@ fn play(case: Case, options: &Options, program: &Path, guest: &Guest) -> Result<
             Ok(format!("{said}; {check}"))
         }
     }
-}
-
-/// The fully allocated size of an image of a disk.
-fn measure(disk_bytes: u64) -> Result<u64> {
-    let mut measure = process::program("qemu-img")?;
-    measure.args(["measure", "--output=json", "-O", "qcow2", "--size"]);
-    let said = process::output(measure.arg(disk_bytes.to_string()))?;
-    let said: Value = serde_json::from_str(&said)?;
-    said["fully-allocated"]
-        .as_u64()
-        .context("no size is measured")
 }
 
 /// A case being played.
@@ -258,17 +244,7 @@ impl Stage<'_> {
         }
         command.args(["--export", &export]);
         let mut daemon = Daemon::start(&mut command, &self.folder.join("daemon.log"))?;
-        // A probing connection would be taken for the front end, so wait for the socket file instead.
-        let deadline = Instant::now() + START_LIMIT;
-        while !socket.exists() {
-            ensure!(
-                !daemon.has_ended()?,
-                "the server has ended: {}",
-                daemon.last_words()
-            );
-            ensure!(Instant::now() < deadline, "the server does not listen");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        daemon.wait_for_file(&socket, START_LIMIT)?;
         Ok(daemon)
     }
 

@@ -101,7 +101,7 @@ impl<'a> Changes<'a> {
         if matches!(end, Err(Silence::Gone)) {
             self.monitor.drain();
         }
-        self.counts.full = self.monitor.full;
+        self.counts.full = self.monitor.full();
         self.counts.cut += u64::from(self.compacts) + u64::from(self.keeps_short);
         if let Err(Silence::Hangs(what)) = end {
             self.load.fail(format!("the daemon hangs: {what}"));

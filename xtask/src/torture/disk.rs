@@ -23,6 +23,18 @@ pub struct Programs {
     pub real: bool,
 }
 
+impl Programs {
+    /// Vellum's command `verb`, or QEMU's program in its place.
+    pub fn command(&self, verb: &str, real: &str) -> Result<Command> {
+        if self.real {
+            return process::program(real);
+        }
+        let mut command = Command::new(&self.vellum);
+        command.arg(verb);
+        Ok(command)
+    }
+}
+
 /// One image of a chain.
 #[derive(Debug, Clone)]
 pub struct Layer {

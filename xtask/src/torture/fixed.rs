@@ -14,13 +14,13 @@ use std::fmt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use anyhow::{Result, ensure};
+use serde_json::json;
 
 use super::disk::{Disk, Layer, OnFull, Programs, image_options};
 use super::model::{GRANULE_BYTES, Model};
 use super::round::{self, Life, Report, Server};
-use crate::fixed_length::{Address, Kind, Place};
+use crate::fixed_length::{Address, Kind, Place, fully_allocated_bytes};
 use crate::process;
 use crate::random::Random;
 
@@ -112,19 +112,13 @@ impl FixedDisk {
             options.push_str(",lazy_refcounts=off");
             lazy = false;
         }
-        let size = (model.granules() * GRANULE_BYTES).to_string();
-        let mut measure = process::program("qemu-img")?;
-        measure.args(["measure", "--output=json", "-O", "qcow2", "-o", &options]);
-        let said = process::output(measure.args(["--size", &size]))?;
-        let measured: Value = serde_json::from_str(&said)?;
-        let len_bytes = measured["fully-allocated"]
-            .as_u64()
-            .context("no size is measured")?;
+        let size_bytes = (model.granules() * GRANULE_BYTES) as u64;
+        let len_bytes = fully_allocated_bytes(size_bytes, &options)?;
         std::fs::File::create(folder.join(FILE))?.set_len(len_bytes)?;
         let place = Place::open(kind, folder, FILE)?;
         let mut create = process::program("qemu-img")?;
         create.args(["create", "-q", "-f", "qcow2", "-o", &options]);
-        create.arg(place.address.name()).arg(size);
+        create.arg(place.address.name()).arg(size_bytes.to_string());
         process::output(create.current_dir(folder))?;
         let layer = Layer {
             file: place.address.name(),
@@ -224,14 +218,7 @@ impl FixedDisk {
     }
 
     fn reopen(&self, programs: &Programs) -> Result<()> {
-        let mut open = match programs.real {
-            true => process::program("qemu-io")?,
-            false => {
-                let mut open = Command::new(&programs.vellum);
-                open.arg("io");
-                open
-            }
-        };
+        let mut open = programs.command("io", "qemu-io")?;
         open.args(["-f", "qcow2", "-c", "read -q 0 512"]);
         open.arg(&self.disk.top()?.file);
         process::output(open.current_dir(&self.disk.folder))?;
@@ -249,14 +236,7 @@ fn command(
     if random.chance(40) {
         return round::nbd_command(disk, programs, random);
     }
-    let mut command = match programs.real {
-        true => process::program("qemu-storage-daemon")?,
-        false => {
-            let mut command = Command::new(&programs.vellum);
-            command.arg("daemon");
-            command
-        }
-    };
+    let mut command = programs.command("daemon", "qemu-storage-daemon")?;
     let mut file = match address {
         Address::Socket(socket) => {
             let path = disk.folder.join(socket);

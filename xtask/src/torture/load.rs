@@ -7,9 +7,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
+use vellum_testing::nbd::{Command, Connection, FUA, NO_HOLE};
 
 use super::model::{Change, GRANULE_BYTES, Model, Ticket};
-use super::nbd::{Command, Connection, FUA, NO_HOLE};
 use crate::random::Random;
 
 /// How long clients may take to stop, on a busy machine.

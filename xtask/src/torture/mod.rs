@@ -22,7 +22,6 @@ mod guest;
 mod load;
 mod model;
 mod monitor;
-pub mod nbd;
 mod place;
 mod power;
 mod round;

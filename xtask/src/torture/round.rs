@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
+use vellum_testing::nbd::Connection;
 
 use super::changes::{Backup, Changes, Counts, export};
 use super::disk::{Disk, Layer, OnFull, Programs};
@@ -17,7 +18,6 @@ use super::guest::{self, Guest};
 use super::load::Load;
 use super::model::{GRANULE_BYTES, Model};
 use super::monitor::Monitor;
-use super::nbd::Connection;
 use super::service;
 use crate::process;
 use crate::random::Random;
@@ -116,7 +116,7 @@ impl Server {
     pub fn start_with_monitor(command: Command, disk: &Disk) -> Result<(Self, Option<Monitor>)> {
         let mut server = Server::start(command, &disk.folder)?;
         server.mountpoint = disk.mountpoint.clone();
-        let mut monitor = Monitor::take(&mut server.child)?;
+        let mut monitor = Monitor::take(&mut server.child);
         server.wait()?;
         if monitor.greet().is_err() {
             bail!("the monitor says nothing");
@@ -157,14 +157,7 @@ impl Server {
 /// `vellum nbd`.
 pub fn nbd_command(disk: &Disk, programs: &Programs, random: &mut Random) -> Result<Command> {
     let top = disk.top()?;
-    let mut command = match programs.real {
-        true => process::program("qemu-nbd")?,
-        false => {
-            let mut command = Command::new(&programs.vellum);
-            command.arg("nbd");
-            command
-        }
-    };
+    let mut command = programs.command("nbd", "qemu-nbd")?;
     let cache = random.pick(&["writeback", "writeback", "writethrough"]);
     command
         .args(["-t", "-e", "0", "--discard=unmap", "-f", top.format])
@@ -179,14 +172,7 @@ pub fn nbd_command(disk: &Disk, programs: &Programs, random: &mut Random) -> Res
 
 /// `vellum daemon`, with every image as a node.
 fn daemon_command(disk: &Disk, programs: &Programs) -> Result<Command> {
-    let mut command = match programs.real {
-        true => process::program("qemu-storage-daemon")?,
-        false => {
-            let mut command = Command::new(&programs.vellum);
-            command.arg("daemon");
-            command
-        }
-    };
+    let mut command = programs.command("daemon", "qemu-storage-daemon")?;
     let top = disk.top()?;
     let mut below: Option<&Layer> = None;
     for layer in &disk.chain {

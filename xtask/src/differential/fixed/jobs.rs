@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
+use vellum_testing::Qmp;
 
 use super::super::runner::Answer;
 use super::super::scenario::Tool;
@@ -13,7 +14,6 @@ use super::copies::{self, OVERLAY, OVERLAYS, SOURCE};
 use super::load::Batch;
 use super::play::{BASE, Game, words};
 use crate::fixed_length::Place;
-use crate::monitor::Monitor;
 use crate::process::{self, Daemon};
 
 const START_LIMIT: Duration = Duration::from_secs(30);
@@ -161,15 +161,15 @@ fn run(game: &mut Game<'_>, kind: Kind, index: usize, place: &Place) -> Result<A
 
 /// The error that the job ends with, if any.
 fn converse(path: &Path, name: &str, arguments: Value, daemon: Daemon) -> Result<Option<String>> {
-    let mut monitor = Monitor::connect(&path.to_string_lossy())?;
-    monitor.ask(name, arguments)?;
+    let mut monitor = Qmp::try_connect(path)?;
+    monitor.try_must(name, arguments)?;
     let deadline = Instant::now() + JOB_LIMIT;
     let error = loop {
-        let jobs = monitor.ask("query-jobs", json!({}))?;
+        let jobs = monitor.try_must("query-jobs", json!({}))?;
         let job = &jobs[0];
         match job["status"].as_str() {
             Some("ready") => {
-                monitor.ask("job-complete", json!({"id": "j"}))?;
+                monitor.try_must("job-complete", json!({"id": "j"}))?;
             }
             Some("concluded") => break job["error"].as_str().map(str::to_owned),
             _ => {}
@@ -179,8 +179,8 @@ fn converse(path: &Path, name: &str, arguments: Value, daemon: Daemon) -> Result
         }
         std::thread::sleep(LOOK_PAUSE);
     };
-    monitor.ask("job-dismiss", json!({"id": "j"}))?;
-    monitor.ask("quit", json!({}))?;
+    monitor.try_must("job-dismiss", json!({"id": "j"}))?;
+    monitor.try_must("quit", json!({}))?;
     daemon.wait(START_LIMIT)?;
     Ok(error)
 }
