@@ -1,69 +1,15 @@
 //! The daemon's exports.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use serde_json::{Value, json};
+use vellum_testing::Qmp;
 
 use crate::disk::overwrite;
-use crate::place::{Place, is_mounted, wait_for};
-
-/// A client of a monitor.
-pub struct Monitor {
-    stream: UnixStream,
-    lines: std::io::Lines<BufReader<UnixStream>>,
-}
-
-impl Monitor {
-    pub fn connect(path: &Path) -> Monitor {
-        let mut stream = None;
-        wait_for("a monitor", || {
-            stream = UnixStream::connect(path).ok();
-            stream.is_some()
-        });
-        let stream = stream.expect("as was seen");
-        let lines = BufReader::new(stream.try_clone().expect("a clone")).lines();
-        let mut monitor = Monitor { stream, lines };
-        monitor.next();
-        monitor.must("qmp_capabilities", json!({}));
-        monitor
-    }
-
-    fn next(&mut self) -> Value {
-        let line = self.lines.next().expect("a line").expect("a line");
-        serde_json::from_str(&line).expect("JSON")
-    }
-
-    /// The answer, past events.
-    fn ask(&mut self, command: &str, arguments: Value) -> Value {
-        let question = json!({"execute": command, "arguments": arguments});
-        // In one piece: what is asked may be over before another one comes.
-        let line = format!("{question}\n");
-        let sent = self.stream.write_all(line.as_bytes());
-        sent.expect("the monitor listens");
-        loop {
-            let answer = self.next();
-            if answer.get("event").is_none() {
-                return answer;
-            }
-        }
-    }
-
-    pub fn must(&mut self, command: &str, arguments: Value) -> Value {
-        let mut answer = self.ask(command, arguments);
-        assert!(answer.get("return").is_some(), "{command}: {answer}");
-        answer["return"].take()
-    }
-
-    fn refused(&mut self, command: &str, arguments: Value) -> String {
-        let answer = self.ask(command, arguments);
-        let text = answer["error"]["desc"].as_str();
-        text.unwrap_or_else(|| panic!("{answer}")).to_owned()
-    }
-}
+use crate::place::{Place, is_mounted};
+use vellum_testing::until;
 
 fn export(id: &str, mountpoint: &str) -> Value {
     json!({"type": "fuse", "id": id, "node-name": "node", "mountpoint": mountpoint})
@@ -94,11 +40,11 @@ fn exports_come_and_go_by_the_monitor() {
         &[&words[..], &["--monitor", "chardev=qmp"]].concat(),
     );
     let pid = fs::read_to_string(place.path("pid")).expect("a pid");
-    let mut monitor = Monitor::connect(&place.path("qmp"));
-    let image = json!({"driver": "file", "filename": place.word("image")});
+    let mut monitor = Qmp::connect(place.path("qmp"));
+    let image = json!({"driver": "file", "filename": place.name("image")});
     let node = json!({"driver": "qcow2", "node-name": "node", "file": image});
     monitor.must("blockdev-add", node);
-    let (disk, second) = (place.word("disk"), place.word("second"));
+    let (disk, second) = (place.name("disk"), place.name("second"));
     let writable = with(export("one", &disk), "writable", json!(true));
     monitor.must("block-export-add", writable);
     monitor.must("block-export-add", export("two", &second));
@@ -118,14 +64,14 @@ fn exports_come_and_go_by_the_monitor() {
     let odd = with(export("odd", &second), "allow-other", json!("maybe"));
     let odd = monitor.refused("block-export-add", odd);
     assert_eq!(odd, "Parameter 'allow-other' does not accept value 'maybe'");
-    let missing = monitor.refused("block-export-add", export("odd", &place.word("missing")));
+    let missing = monitor.refused("block-export-add", export("odd", &place.name("missing")));
     assert!(missing.starts_with("Failed to stat '"), "{missing}");
 
     monitor.must("block-export-del", json!({"id": "one"}));
     assert!(!is_mounted(Path::new(&disk)) && is_mounted(Path::new(&second)));
     assert!(file.write_at(b"x", 0).is_err());
     monitor.must("quit", json!({}));
-    wait_for("the end", || !Path::new("/proc").join(pid.trim()).exists());
+    until("the end", || !Path::new("/proc").join(pid.trim()).exists());
     assert!(!is_mounted(Path::new(&second)));
     let mut model = vec![0; 8 << 20];
     model[1000..71_000].fill(3);
@@ -141,11 +87,11 @@ fn programs_that_truncate_what_they_write_cut_no_export() {
         place.must("qemu-io", &write);
         let node = format!(
             "{format},node-name=node,file.driver=file,file.filename={}",
-            place.word("image")
+            place.name("image")
         );
         let fuse = format!(
             "fuse,id=one,node-name=node,mountpoint={},writable=on",
-            place.word("disk")
+            place.name("disk")
         );
         let server = place.start(&["daemon", "--blockdev", &node, "--export", &fuse]);
         overwrite(&place, true);
@@ -158,10 +104,10 @@ fn programs_that_truncate_what_they_write_cut_no_export() {
 #[test]
 fn a_size_may_be_set_while_nobody_relies_on_it() {
     let place = Place::new("8M");
-    let file = format!("file,node-name=file,filename={}", place.word("image"));
+    let file = format!("file,node-name=file,filename={}", place.name("image"));
     let fuse = format!(
         "fuse,id=one,node-name=node,mountpoint={},writable=on",
-        place.word("disk")
+        place.name("disk")
     );
     let server = place.start(&[
         "daemon",
@@ -178,7 +124,7 @@ fn a_size_may_be_set_while_nobody_relies_on_it() {
         "--export",
         &fuse,
     ]);
-    let mut monitor = Monitor::connect(&place.path("qmp"));
+    let mut monitor = Qmp::connect(place.path("qmp"));
     let disk = File::options()
         .write(true)
         .open(place.path("disk"))
@@ -199,15 +145,15 @@ fn a_size_may_be_set_while_nobody_relies_on_it() {
 #[test]
 fn a_disk_may_take_the_place_of_its_image() {
     let place = Place::new("8M");
-    place.must("qemu-io", &["-c", "write -P 6 0 1M", "image"]);
+    place.io("image", &["write -P 6 0 1M"]);
     fs::rename(place.path("image"), place.path("disk")).expect("another name");
     let node = format!(
         "qcow2,node-name=node,file.driver=file,file.filename={}",
-        place.word("disk")
+        place.name("disk")
     );
     let fuse = format!(
         "fuse,id=one,node-name=node,mountpoint={}",
-        place.word("disk")
+        place.name("disk")
     );
     let server = place.start(&["daemon", "--blockdev", &node, "--export", &fuse]);
     let disk = fs::read(place.path("disk")).expect("the disk");
@@ -224,11 +170,11 @@ fn a_disk_that_stands_on_an_export_is_whole_after_a_clean_shutdown() {
     let vellum = env!("CARGO_BIN_EXE_vellum");
     let file = format!(
         "raw,node-name=below,file.driver=file,file.filename={}",
-        place.word("image")
+        place.name("image")
     );
     let fuse = format!(
         "fuse,id=file,node-name=below,mountpoint={},writable=on,growable=on",
-        place.word("disk")
+        place.name("disk")
     );
     let chardev = "socket,id=qmp,path=qmp,server=on,wait=off";
     let server = place.start(&[
@@ -242,18 +188,18 @@ fn a_disk_that_stands_on_an_export_is_whole_after_a_clean_shutdown() {
         "--monitor",
         "qmp",
     ]);
-    place.must(vellum, &["create", "-q", "-f", "qcow2", "disk", "16M"]);
+    place.must(vellum, "create -q -f qcow2 disk 16M");
     // By another name, as a configuration may have it.
     std::os::unix::fs::symlink(place.path("disk"), place.path("link")).expect("a link");
-    let mut monitor = Monitor::connect(&place.path("qmp"));
-    let image = json!({"driver": "file", "filename": place.word("link")});
+    let mut monitor = Qmp::connect(place.path("qmp"));
+    let image = json!({"driver": "file", "filename": place.name("link")});
     let above = json!({"driver": "qcow2", "node-name": "above", "file": image});
     monitor.must("blockdev-add", above);
-    let socket = json!({"type": "unix", "data": {"path": place.word("nbd")}});
+    let socket = json!({"type": "unix", "data": {"path": place.name("nbd")}});
     monitor.must("nbd-server-start", json!({"addr": socket}));
     let nbd = json!({"type": "nbd", "id": "above", "node-name": "above", "name": "above", "writable": true});
     monitor.must("block-export-add", nbd);
-    let url = format!("nbd+unix:///above?socket={}", place.word("nbd"));
+    let url = format!("nbd+unix:///above?socket={}", place.name("nbd"));
     // A client that never flushes.
     place.must(
         "qemu-io",

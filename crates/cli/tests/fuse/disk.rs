@@ -6,7 +6,8 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
-use crate::place::{Place, is_mounted, transports, wait_for};
+use crate::place::{Place, is_mounted, transports};
+use vellum_testing::until;
 
 const SIZE_BYTES: usize = 8 << 20;
 const KEEP: FallocateFlags = FallocateFlags::KEEP_SIZE;
@@ -187,7 +188,7 @@ fn a_disk_grows_only_where_it_may() {
 fn programs_that_truncate_what_they_write_cut_only_a_growable_disk() {
     for options in [&[][..], &["--growable"]] {
         let place = Place::new("8M");
-        place.must("qemu-io", &["-c", "write -q -P 5 0 8M", "image"]);
+        place.io("image", &["write -q -P 5 0 8M"]);
         let server = place.mount(options);
         overwrite(&place, options.is_empty());
         server.end();
@@ -197,7 +198,7 @@ fn programs_that_truncate_what_they_write_cut_only_a_growable_disk() {
 /// Writes over the start of the disk as `cp`, `dd` and a shell do.
 pub fn overwrite(place: &Place, keeps_size: bool) {
     fs::write(place.path("new"), vec![7; 65536]).expect("a file");
-    let (new, disk) = (place.word("new"), place.word("disk"));
+    let (new, disk) = (place.name("new"), place.name("disk"));
     let to_disk = [&format!("if={new}"), &format!("of={disk}"), "status=none"];
     let empty = format!(": > {disk}");
     let programs: [(&str, &[&str], usize); 3] = [
@@ -221,7 +222,7 @@ pub fn overwrite(place: &Place, keeps_size: bool) {
 #[test]
 fn nothing_changes_where_only_reading_is_allowed() {
     let place = Place::new("8M");
-    place.must("qemu-io", &["-c", "write -P 5 0 1M", "image"]);
+    place.io("image", &["write -P 5 0 1M"]);
     let server = place.mount(&["--read-only"]);
     let disk = place.path("disk");
     let writer = File::options().write(true).open(&disk);
@@ -250,7 +251,7 @@ fn an_unmount_ends_the_program_and_nothing_is_lost() {
             true => server.signal("-INT"),
             false => {
                 drop(file);
-                place.must("umount", &[&place.word("disk")]);
+                place.must("umount", &[&place.name("disk")]);
             }
         }
         assert_eq!(server.wait(), Some(0));
@@ -271,7 +272,7 @@ fn an_image_that_is_copied_has_what_was_written_to_files_that_are_closed() {
     fs::copy(place.path("image"), place.path("copy")).expect("a copy");
     server.end();
     let convert = ["convert", "-f", "qcow2", "-O", "raw", "copy", "raw"];
-    place.must("qemu-img", &convert);
+    place.img(&convert);
     let held = fs::read(place.path("raw")).expect("the copy");
     assert!(held[..4 << 20].iter().all(|&byte| byte == 7));
 }
@@ -280,7 +281,7 @@ fn an_image_that_is_copied_has_what_was_written_to_files_that_are_closed() {
 #[test]
 fn a_server_that_ends_leaves_the_mounts_of_others() {
     let place = Place::new("8M");
-    place.must("qemu-img", &["create", "-q", "-f", "qcow2", "other", "1M"]);
+    place.img("create -q -f qcow2 other 1M");
     fs::create_dir(place.path("before")).expect("a folder");
     place.touch("before/disk");
     let moved = place.start_at(
@@ -295,7 +296,7 @@ fn a_server_that_ends_leaves_the_mounts_of_others() {
     let mut below = place.mount(&[]);
     let above = place.start_bare(&["mount", "-f", "qcow2", "other", "disk"]);
     let size_bytes = || fs::metadata(place.path("disk")).expect("the disk").len();
-    wait_for("the other disk", || size_bytes() == 1 << 20);
+    until("the other disk", || size_bytes() == 1 << 20);
     below.signal("-TERM");
     assert_eq!(below.wait(), Some(0));
     assert_eq!(size_bytes(), 1 << 20, "still there");
@@ -309,7 +310,7 @@ fn an_image_that_was_mounted_over_itself_is_mounted_again_after_a_kill() {
     let server = place.start_at("image", &["mount", "-f", "qcow2", "image", "image"]);
     server.signal("-KILL");
     drop(server);
-    wait_for("the end of the mount", || {
+    until("the end of the mount", || {
         fs::metadata(place.path("image")).is_err()
     });
     place
@@ -321,12 +322,7 @@ fn an_image_that_was_mounted_over_itself_is_mounted_again_after_a_kill() {
 #[test]
 fn what_cannot_be_mounted_over_is_named() {
     let place = Place::new("8M");
-    let vellum = env!("CARGO_BIN_EXE_vellum");
-    let told = |file: &str| {
-        let output = place.run(vellum, &["mount", "-f", "qcow2", "image", file]);
-        assert_eq!(output.status.code(), Some(1));
-        String::from_utf8_lossy(&output.stderr).into_owned()
-    };
+    let told = |file: &str| place.refused("vellum", &["mount", "-f", "qcow2", "image", file]);
     assert!(told("missing").contains("Failed to stat '"));
     fs::create_dir(place.path("folder")).expect("a folder");
     assert!(told("folder").contains("/folder' is not a regular file"));

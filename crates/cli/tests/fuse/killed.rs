@@ -7,7 +7,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::loop_mount::Loop;
-use crate::place::{Place, Server, is_gone, is_mounted, transports, wait_for};
+use crate::place::{Place, Server, is_gone, is_mounted, transports};
+use vellum_testing::until;
 
 const BLOCK: usize = 4096;
 const WRITERS: usize = 4;
@@ -93,7 +94,7 @@ fn what_several_writers_have_synced_survives_kills() {
             }
         }
         if format == "qcow2" {
-            place.must("qemu-img", &["check", "-q", "-r", "leaks", "image"]);
+            place.img("check -q -r leaks image");
         }
     }
 }
@@ -104,7 +105,7 @@ fn what_several_writers_have_synced_survives_kills() {
 fn a_file_system_keeps_what_it_has_made_durable() {
     for (format, transport) in cases() {
         let place = Place::of_format(format, "64M");
-        let (disk, files) = (place.word("disk"), place.word("files"));
+        let (disk, files) = (place.name("disk"), place.name("files"));
         fs::create_dir(place.path("files")).expect("a folder");
         let server = mount(&place, format, transport);
         place.must("mkfs.ext4", &["-q", "-F", &disk]);
@@ -131,10 +132,7 @@ fn a_file_system_keeps_what_it_has_made_durable() {
             let server = mount(&place, format, transport);
             // The journal is played as the next mount would; it exits with 1 if it did anything.
             let played = place.run("e2fsck", &["-p", &disk]);
-            assert!(
-                played.status.code().is_some_and(|code| code <= 1),
-                "{played:?}"
-            );
+            assert!(played.code.is_some_and(|code| code <= 1), "{played:?}");
             place.must("e2fsck", &["-f", "-n", &disk]);
             for (name, bytes) in &durable {
                 place.must("debugfs", &["-R", &format!("dump /{name} found"), &disk]);
@@ -147,7 +145,7 @@ fn a_file_system_keeps_what_it_has_made_durable() {
             server.end();
         }
         if format == "qcow2" {
-            place.must("qemu-img", &["check", "-q", "-r", "leaks", "image"]);
+            place.img("check -q -r leaks image");
         }
     }
 }
@@ -190,13 +188,13 @@ fn check_replaced_mounts(transport: &str) {
     let whole = fs::read(place.path("disk")).expect("the disk");
     assert!(whole == model);
     server.end();
-    place.must("qemu-img", &["check", "-q", "-r", "leaks", "image"]);
+    place.img("check -q -r leaks image");
     place.check_image(&model);
 }
 
 /// What users of a mount hear whose server was killed.
 fn check_is_dead(place: &Place, transport: &str) {
-    wait_for("the end of the connection", || {
+    until("the end of the connection", || {
         let dead = fs::metadata(place.path("disk")).unwrap_err();
         let errno = dead.raw_os_error();
         assert!(is_gone(transport, errno), "{transport}: {dead}");
@@ -223,7 +221,7 @@ fn a_dead_mount_is_replaced_at_once() {
         );
         let pid = fs::read_to_string(place.path("pid")).expect("a pid");
         place.must("kill", &["-TERM", pid.trim()]);
-        wait_for("the end", || !Path::new("/proc").join(pid.trim()).exists());
+        until("the end", || !Path::new("/proc").join(pid.trim()).exists());
         assert!(!is_mounted(&place.path("disk")), "{transport}");
     }
 }

@@ -12,7 +12,7 @@ pub struct Loop<'a> {
 
 impl<'a> Loop<'a> {
     pub fn new(place: &'a Place) -> Loop<'a> {
-        let device = place.must("losetup", &["--find", "--show", &place.word("disk")]);
+        let device = place.must("losetup", &["--find", "--show", &place.name("disk")]);
         let device = device.trim().to_owned();
         Loop { place, device }
     }
@@ -20,7 +20,7 @@ impl<'a> Loop<'a> {
 
 impl Drop for Loop<'_> {
     fn drop(&mut self) {
-        let _ = self.place.run("umount", &[&self.place.word("files")]);
+        let _ = self.place.run("umount", &[&self.place.name("files")]);
         let _ = self.place.run("losetup", &["-d", &self.device]);
     }
 }
@@ -30,10 +30,10 @@ fn a_file_system_is_made_used_and_sound() {
     let place = Place::new("256M");
     fs::create_dir(place.path("files")).expect("a folder");
     let server = place.mount(&[]);
-    let disk = place.word("disk");
+    let disk = place.name("disk");
     place.must("mkfs.ext4", &["-q", "-F", &disk]);
     let device = Loop::new(&place);
-    let files = place.word("files");
+    let files = place.name("files");
     place.must("mount", &[&device.device, &files]);
     let file = format!("--filename={files}/data");
     let load = [
@@ -60,7 +60,7 @@ fn a_file_system_is_made_used_and_sound() {
     drop(device);
     place.must("fsck.ext4", &["-f", "-n", &disk]);
     server.end();
-    place.must("qemu-img", &["check", "-q", "image"]);
+    place.img("check -q image");
     // The trim has given back what the load had taken.
     let taken_bytes = fs::metadata(place.path("image")).expect("the image");
     let taken_bytes = std::os::unix::fs::MetadataExt::blocks(&taken_bytes) * 512;
@@ -77,7 +77,7 @@ fn a_file_system_is_made_used_and_sound() {
 fn a_read_only_device_is_read_and_nothing_else() {
     let place = Place::new("8M");
     let vellum = env!("CARGO_BIN_EXE_vellum");
-    let image = place.word("image");
+    let image = place.name("image");
     let attach = |options: &[&str]| {
         let words = [&["--find", "--show"], options, &[image.as_str()]].concat();
         let device = place.must("losetup", &words).trim().to_owned();
@@ -90,9 +90,7 @@ fn a_read_only_device_is_read_and_nothing_else() {
     let device = read_only.device.as_str();
     let write = ["io", "-f", "raw", "-c", "write -q 0 512", device];
     for words in [&["create", "-q", "-f", "raw", device, "64K"][..], &write] {
-        let output = place.run(vellum, words);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        let said = place.refused(vellum, words);
         assert!(
             said.contains("The device is not writable: Permission denied"),
             "{said}"
@@ -104,7 +102,7 @@ fn a_read_only_device_is_read_and_nothing_else() {
         let words = ["io", "--image-opts", "-c", "read -q 0 512", &node];
         place.must(vellum, &words);
         let words = ["io", "--image-opts", "-c", "write -q 0 512", &node];
-        assert!(!place.run(vellum, &words).status.success());
+        assert_ne!(place.run(vellum, &words).code, Some(0));
     }
     drop(read_only);
     // What was an image before is none any more.
@@ -123,7 +121,7 @@ fn a_read_only_device_is_read_and_nothing_else() {
 fn deep_queues_keep_what_was_written() {
     let place = Place::new("64M");
     let server = place.mount(&[]);
-    let file = format!("--filename={}", place.word("disk"));
+    let file = format!("--filename={}", place.name("disk"));
     for engine in ["libaio", "io_uring", "psync"] {
         let engine = format!("--ioengine={engine}");
         let load = [
@@ -145,5 +143,5 @@ fn deep_queues_keep_what_was_written() {
         place.must("fio", &load);
     }
     server.end();
-    place.must("qemu-img", &["check", "-q", "image"]);
+    place.img("check -q image");
 }

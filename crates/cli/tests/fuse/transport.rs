@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::json;
+use vellum_testing::Qmp;
 
-use crate::daemon::Monitor;
 use crate::disk::check_against_model;
-use crate::place::{Place, Server, is_gone, transports, wait_for};
+use crate::place::{Place, Server, is_gone, transports};
+use vellum_testing::until;
 
 /// What a kernel without it, or with it switched off, has a user told.
 fn reason() -> Option<&'static str> {
@@ -40,11 +41,7 @@ fn io_uring_is_used_or_refused_where_it_is_forced() {
         model[700..5700].fill(3);
         return place.check_image(&model);
     };
-    let vellum = env!("CARGO_BIN_EXE_vellum");
-    let words = ["mount", "-f", "qcow2", "--io-uring=on", "image", "disk"];
-    let output = place.run(vellum, &words);
-    assert_eq!(output.status.code(), Some(1), "{output:?}");
-    let told = String::from_utf8_lossy(&output.stderr);
+    let told = place.refused("vellum", "mount -f qcow2 --io-uring=on image disk");
     assert!(told.contains(reason), "{told}");
     assert!(!place.is_served("disk"), "nothing is left mounted");
     // Nobody who does not insist minds.
@@ -68,7 +65,7 @@ fn start_slow_daemon(place: &Place) -> Server {
         "--object",
         "throttle-group,id=slow,limits.iops-total=100",
         "--blockdev",
-        &format!("file,node-name=file,filename={}", place.word("image")),
+        &format!("file,node-name=file,filename={}", place.name("image")),
         "--blockdev",
         "qcow2,node-name=image,file=file",
         "--blockdev",
@@ -104,10 +101,10 @@ fn what_is_in_flight_ends_before_the_export_does() {
     for transport in transports() {
         let place = Place::new("8M");
         let server = start_slow_daemon(&place);
-        let mut monitor = Monitor::connect(&place.path("qmp"));
+        let mut monitor = Qmp::connect(place.path("qmp"));
         let export = json!({
             "type": "fuse", "id": "one", "node-name": "node", "writable": true,
-            "mountpoint": place.word("disk"),
+            "mountpoint": place.name("disk"),
             "io-uring": transport.trim_start_matches("--io-uring="),
         });
         monitor.must("block-export-add", export);
@@ -120,7 +117,7 @@ fn what_is_in_flight_ends_before_the_export_does() {
                 scope.spawn(move || write_until_it_fails(file, writer, all))
             };
             let writers: Vec<_> = (0..WRITERS).map(start).collect();
-            wait_for("writes", || all.load(Ordering::Relaxed) > 2 * WRITERS);
+            until("writes", || all.load(Ordering::Relaxed) > 2 * WRITERS);
             monitor.must("block-export-del", json!({"id": "one"}));
             let ended = writers.into_iter().map(|writer| writer.join());
             ended.map(|ended| ended.expect("a writer")).collect()
@@ -132,8 +129,8 @@ fn what_is_in_flight_ends_before_the_export_does() {
         monitor.must("blockdev-del", json!({"node-name": "node"}));
         monitor.must("quit", json!({}));
         server.wait_for_end();
-        place.must("qemu-img", &["check", "-q", "image"]);
-        place.must("qemu-img", &["convert", "-O", "raw", "image", "raw"]);
+        place.img("check -q image");
+        place.img("convert -O raw image raw");
         let raw = fs::read(place.path("raw")).expect("the raw image");
         for (writer, (blocks, _)) in written.iter().enumerate() {
             for block in 0..*blocks {
@@ -168,7 +165,7 @@ fn users_of_a_mount_that_goes_hear_of_it() {
                 std::thread::sleep(Duration::from_millis(50));
                 if lazy {
                     // Whoever has it open keeps it.
-                    place.must("umount", &["-l", &place.word("disk")]);
+                    place.must("umount", &["-l", &place.name("disk")]);
                     file.write_all_at(&[1; 100], 0).expect("it is still served");
                 }
                 server.signal("-INT");

@@ -13,8 +13,8 @@ fn a_user_who_is_not_root_mounts_a_disk() {
     // The build directory may be closed to other users, as a temporary directory is.
     fs::copy(env!("CARGO_BIN_EXE_vellum"), place.path("program")).expect("a copy");
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).expect("a mode");
-    place.must("chown", &["-R", "65534:65534", "."]);
-    place.must("mknod", &["-m", "666", "node", "c", "10", "229"]);
+    place.must("chown", "-R 65534:65534 .");
+    place.must("mknod", "-m 666 node c 10 229");
     // The namespace starts with the mounts of other tests, and would keep their servers from
     // noticing that they are unmounted.
     let script = r#"
@@ -43,10 +43,9 @@ fn a_user_who_is_not_root_mounts_a_disk() {
         echo ended
     "#;
     fs::write(place.path("script"), script).expect("a script");
-    let output = place.run("timeout", &["60", "unshare", "--mount", "sh", "script"]);
-    let text = String::from_utf8_lossy(&output.stdout);
+    let output = place.run("timeout", "60 unshare --mount sh script");
     assert_eq!(
-        text, "written\nroot may not\nwritten\nwritten\nended\n",
+        output.out, "written\nroot may not\nwritten\nwritten\nended\n",
         "needs root, to become another user in a mount namespace of its own: {output:?}"
     );
 }

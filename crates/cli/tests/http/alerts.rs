@@ -85,8 +85,8 @@ fn promtool_takes_the_rules_and_they_fire_for_what_they_are_about() {
             tests += &format!("          - {{labels: '{labels}', value: 1}}\n");
         }
     }
-    std::fs::write(place.path("tests.yml"), tests).expect("a file");
-    place.must("promtool", &["test", "rules", "tests.yml"]);
+    place.write("tests.yml", tests);
+    place.must("promtool", "test rules tests.yml");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::place::PATIENCE;
 impl Served {
     fn ctl(&self, words: &[&str]) -> Output {
         Command::new(env!("CARGO_BIN_EXE_vellum"))
-            .current_dir(self.place.folder.path())
+            .current_dir(self.place.root())
             .env("VELLUM_CTL", "unix:ctl")
             .arg("ctl")
             .args(words)
@@ -208,7 +208,7 @@ fn a_backup_is_waited_for_and_writes_over_nothing_unasked() {
 #[test]
 fn a_daemon_that_does_not_answer_is_given_up() {
     let served = Served::new(DISK, None);
-    let child = served.daemon.child.id().to_string();
+    let child = served.daemon.running.child.id().to_string();
     served.place.must("kill", &["-STOP", &child]);
     let failed = served.ctl_fails("list --timeout 0.3");
     assert!(failed.contains("--timeout"), "{failed}");
@@ -220,13 +220,8 @@ fn a_daemon_that_does_not_answer_is_given_up() {
 #[test]
 fn a_token_comes_from_a_file() {
     let place = crate::place::Place::new();
-    std::fs::write(place.path("token"), "0123456789abcdef\n").expect("a file");
-    let daemon = place.ours(&[
-        "--object",
-        "secret,id=t,file=token",
-        "--metrics",
-        "unix:ctl,token-secret=t",
-    ]);
+    place.write("token", "0123456789abcdef\n");
+    let daemon = place.ours("--object secret,id=t,file=token --metrics unix:ctl,token-secret=t");
     let served = Served {
         place,
         daemon,
@@ -245,7 +240,7 @@ fn names_are_completed_by_asking_the_daemon() {
         let mut all = vec!["__complete", "vellum", at.as_str()];
         all.extend(words);
         let output = Command::new(env!("CARGO_BIN_EXE_vellum"))
-            .current_dir(served.place.folder.path())
+            .current_dir(served.place.root())
             .args(&all)
             .output()
             .expect("the program runs");

@@ -45,8 +45,8 @@ fn told_with_a_log_and_warnings() -> BTreeSet<String> {
     let place = Place::new();
     let text = "[daemon]\nspace-warning = ['1%']\n[[disk]]\nname = 'w'\nimage = 'o'\n\
                 format = 'qcow2'\noptions = { journal = true }\n";
-    std::fs::write(place.path("disks.toml"), text).expect("a file");
-    let daemon = place.ours(&["--config", "disks.toml", "--metrics", "unix:ctl"]);
+    place.write("disks.toml", text);
+    let daemon = place.ours("--config disks.toml --metrics unix:ctl");
     let served = Served {
         place,
         daemon,
@@ -118,8 +118,8 @@ fn every_query_is_one_for_prometheus() {
     let place = Place::new();
     // YAML has JSON in it.
     let text = json!({"groups": [{"name": "dashboard", "rules": rules}]}).to_string();
-    std::fs::write(place.path("rules.yml"), text).expect("a file");
-    let said = place.must("promtool", &["check", "rules", "rules.yml"]);
+    place.write("rules.yml", text);
+    let said = place.must("promtool", "check rules rules.yml");
     assert!(
         said.contains(&format!("{} rules found", rules.len())),
         "{said}"

@@ -226,16 +226,11 @@ fn counters(text: &str) -> BTreeMap<String, f64> {
 #[test]
 fn the_counts_of_a_write_log_are_told() {
     let place = crate::place::Place::new();
-    let daemon = place.ours(&[
-        "--nbd-server",
-        "addr.type=unix,addr.path=sock",
-        "--blockdev",
-        "driver=qcow2,node-name=w,journal=on,file.driver=file,file.filename=o",
-        "--export",
-        "nbd,id=w,node-name=w,name=x,writable=on",
-        "--metrics",
-        "unix:ctl",
-    ]);
+    let daemon = place.ours(
+        "--nbd-server addr.type=unix,addr.path=sock \
+             --blockdev driver=qcow2,node-name=w,journal=on,file.driver=file,file.filename=o \
+             --export nbd,id=w,node-name=w,name=x,writable=on --metrics unix:ctl",
+    );
     let served = Served {
         place,
         daemon,

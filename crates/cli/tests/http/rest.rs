@@ -58,8 +58,8 @@ fn a_disk_is_told_with_its_layers_exports_and_what_was_asked_of_it() {
     let sample = served.must("GET", "/v1/stats", Value::Null);
     assert_eq!(sample["disks"][0]["write-bytes"], 65536, "{sample}");
     let host = served.must("GET", "/v1/host", Value::Null);
-    assert_eq!(host["pid"], served.daemon.child.id());
-    let name = served.place.must("uname", &["-n"]);
+    assert_eq!(host["pid"], served.daemon.running.child.id());
+    let name = served.place.must("uname", "-n");
     assert_eq!(host["host-name"], name.trim_end());
     let systems = host["file-systems"].as_array().expect("file systems");
     assert!(
@@ -138,7 +138,7 @@ fn what_http_changes_a_monitor_sees_and_the_other_way_round() {
     );
     assert_eq!(served.must("POST", "/v1/qmp/quit", Value::Null), json!({}));
     served.daemon.wait_for_exit();
-    assert!(!served.place.path("ctl").exists(), "the socket is gone");
+    assert!(!served.place.has("ctl"), "the socket is gone");
     for copy in ["copy", "mirror"] {
         served.place.io(
             copy,
@@ -160,7 +160,7 @@ fn nobody_but_the_owner_can_connect_and_a_dead_ones_socket_is_replaced() {
     let Served { place, daemon, .. } = served;
     daemon.kill();
     assert!(socket.exists());
-    let daemon = place.ours(&["--metrics", "unix:ctl"]);
+    let daemon = place.ours("--metrics unix:ctl");
     assert_eq!(
         ask(&mut unix(&socket), ("GET", "/v1/disks"), &[], b"").status,
         200
@@ -209,13 +209,8 @@ fn over_tcp_without_a_token_nothing_changes_and_only_this_machine_is_meant() {
 fn with_a_token_nothing_is_told_or_done_without_it() {
     let place = crate::place::Place::new();
     let token = "0123456789abcdef0123456789abcdef";
-    std::fs::write(place.path("token"), format!("{token}\n")).expect("a file");
-    let daemon = place.ours(&[
-        "--object",
-        "secret,id=t,file=token",
-        "--metrics",
-        "unix:ctl,token-secret=t",
-    ]);
+    place.write("token", format!("{token}\n"));
+    let daemon = place.ours("--object secret,id=t,file=token --metrics unix:ctl,token-secret=t");
     let asked = |target: &str, carried: Option<&str>| {
         let value = carried.map(|token| format!("Bearer {token}"));
         let headers: Vec<(&str, &str)> = value
@@ -258,7 +253,7 @@ fn what_others_could_reach_is_refused() {
         ("/run/x", "unix:PATH"),
     ] {
         let output = std::process::Command::new(env!("CARGO_BIN_EXE_vellum"))
-            .current_dir(place.folder.path())
+            .current_dir(place.root())
             .args(["daemon", "--object", "secret,id=t,data=0123456789abcdef"])
             .args(["--object", "secret,id=short,data=0123", "--metrics", words])
             .output()

@@ -155,9 +155,9 @@ fn clients_that_shake_no_hands_keep_nobody_out() {
 
 /// `vellum ctl`, with a certificate of its own if there is one in the folder `own`.
 fn ctl(place: &Place, line: &str) -> Output {
-    fs::write(place.path("token"), TOKEN).expect("a file");
+    place.write("token", TOKEN);
     Command::new(env!("CARGO_BIN_EXE_vellum"))
-        .current_dir(place.folder.path())
+        .current_dir(place.root())
         .env_remove("VELLUM_CTL")
         .env("SSL_CERT_FILE", place.path("nosuch.pem"))
         .env("SSL_CERT_DIR", place.path("nosuch"))
@@ -220,10 +220,10 @@ fn ctl_shows_a_daemon_its_certificate() {
     let localhost = format!("--connect https://localhost:{port}");
     let output = ctl(&place, &format!("{localhost} --tls pki"));
     assert!(output.status.success(), "{output:?}");
-    fs::remove_file(place.path("pki/client-key.pem")).expect("it is there");
+    place.remove("pki/client-key.pem");
     let half = ctl_fails(&place, &format!("{localhost} --tls pki"));
     assert!(half.contains("without the other"), "{half}");
-    fs::remove_file(place.path("pki/client-cert.pem")).expect("it is there");
+    place.remove("pki/client-cert.pem");
     ctl_fails(&place, &format!("{localhost} --tls pki"));
     daemon.end();
 }

@@ -164,7 +164,7 @@ fn opens(place: &Place, options: &str, passphrase: &str) -> bool {
         options,
     ];
     let output = std::process::Command::new("qemu-io")
-        .current_dir(place.folder.path())
+        .current_dir(place.root())
         .args(words)
         .output()
         .expect("qemu-io");
@@ -216,8 +216,8 @@ fn a_volume_gets_another_passphrase() {
         "l",
         "1M",
     ];
-    place.must("qemu-img", &words);
-    let mut daemon = place.ours(&[]);
+    place.img(&words);
+    let mut daemon = place.ours("");
     let node = json!({"driver": "luks", "node-name": "e", "key-secret": "s0",
         "file": {"driver": "file", "filename": "l"}});
     let new = json!({"driver": "luks", "state": "active", "new-secret": "s1", "iter-time": 10});

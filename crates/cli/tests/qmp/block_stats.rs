@@ -158,7 +158,7 @@ fn a_request_that_fails_is_an_event() {
     ]);
     serve(&mut daemon, "d");
     let written = std::process::Command::new("qemu-io")
-        .current_dir(place.folder.path())
+        .current_dir(place.root())
         .args(["-f", "raw", "-c", "write 0 4k", CLIENT])
         .output()
         .expect("the program of `cargo xtask setup`");
@@ -201,7 +201,7 @@ fn what_a_file_refuses_is_no_failure_of_the_disk() {
     for one in stats.as_array().expect("a list") {
         assert_eq!(one["stats"]["failed_wr_operations"], json!(0), "{one}");
     }
-    let (_, events) = daemon.end();
+    let events = daemon.end();
     let mut failed = events.iter().map(|event| &event["event"]);
     assert!(!failed.any(|name| name == "BLOCK_IO_ERROR"), "{events:?}");
 }
@@ -216,18 +216,18 @@ fn a_node_that_loses_what_was_written_goes_and_that_is_an_event() {
         "image": {"driver": "null-co", "size": 1 << 20},
         "inject-error": [{"event": "none", "iotype": "flush", "errno": 28, "once": false}],
     });
-    let mut daemon = place.ours(&[]);
+    let mut daemon = place.ours("");
     daemon.must("blockdev-add", node.clone());
     serve(&mut daemon, "d");
     let client = std::process::Command::new("qemu-io")
-        .current_dir(place.folder.path())
+        .current_dir(place.root())
         .args(["-f", "raw", "-c", "write 0 4k", CLIENT])
         .output();
     client.expect("the program of `cargo xtask setup`");
     daemon.must("block-export-del", json!({"id": "e", "mode": "hard"}));
     daemon.must("blockdev-del", json!({"node-name": "d"}));
     daemon.must("blockdev-add", node);
-    let (_, events) = daemon.end();
+    let events = daemon.end();
     let lost = events.iter().find(|event| {
         event["event"] == json!("BLOCK_IO_ERROR") && event["data"]["device"] == json!("")
     });
@@ -266,7 +266,7 @@ fn nodes_are_told_with_their_files_as_by_qemu() {
             true => PathBuf::from(NAME),
             false => place.path(NAME),
         };
-        let mut daemon = place.start(&program, &["--object", "throttle-group,id=g"]);
+        let mut daemon = place.start(&program, "--object throttle-group,id=g");
         let file = |name: &str, file: &str| {
             let file = json!({"driver": "file", "node-name": name, "filename": file});
             ("blockdev-add", file)

@@ -129,7 +129,7 @@ fn refusals(words: &[&str]) -> [String; 2] {
     let place = Place::new();
     [place.path(NAME), NAME.into()].map(|program| {
         let output = Command::new(program)
-            .current_dir(place.folder.path())
+            .current_dir(place.root())
             .args(words)
             .stdin(Stdio::null())
             .output()
@@ -243,7 +243,7 @@ fn converse_by_socket(stream: UnixStream) {
 /// Starts a daemon with a socket of ours as its standard input.
 fn with_socket(place: &Place, socket: OwnedFd, chardev: &str) -> std::process::Child {
     Command::new(place.path(NAME))
-        .current_dir(place.folder.path())
+        .current_dir(place.root())
         .args(["--chardev", chardev, "--monitor", "chardev=m"])
         .stdin(socket)
         .spawn()
@@ -270,12 +270,7 @@ fn a_socket_that_is_handed_down_leads_to_a_monitor() {
 fn a_client_connects_again_after_it_was_hung_up_on() {
     let place = Place::new();
     let listener = UnixListener::bind(place.path("theirs")).expect("a socket");
-    let mut daemon = place.ours(&[
-        "--chardev",
-        "socket,id=c,path=theirs,reconnect-ms=20",
-        "--monitor",
-        "c",
-    ]);
+    let daemon = place.ours("--chardev socket,id=c,path=theirs,reconnect-ms=20 --monitor c");
     for _ in 0..3 {
         let (stream, _) = listener.accept().expect("a client");
         let greeting = message(&mut BufReader::new(stream));
@@ -291,7 +286,7 @@ fn a_terminal_leads_to_a_monitor_again_and_again() {
     let place = Place::new();
     let words = ["--chardev", "pty,id=p,path=terminal", "--monitor", "p"];
     let mut child = Command::new(place.path(NAME))
-        .current_dir(place.folder.path())
+        .current_dir(place.root())
         .args(words)
         .stdout(Stdio::piped())
         .spawn()
@@ -328,19 +323,19 @@ fn a_terminal_leads_to_a_monitor_again_and_again() {
 #[test]
 fn files_and_pipes_lead_to_a_monitor() {
     let place = Place::new();
-    std::fs::write(place.path("in"), format!("{HELLO}{QUIT}")).expect("written");
+    place.write("in", format!("{HELLO}{QUIT}"));
     let words = "--chardev file,id=f,path=out,input-path=in,logfile=log --monitor f";
     place.must(
         place.path(NAME).to_str().expect("a path"),
         &words.split(' ').collect::<Vec<_>>(),
     );
-    let out = std::fs::read_to_string(place.path("out")).expect("written");
+    let out = place.text("out");
     assert_eq!(out.lines().count(), 3, "{out}");
-    let log = std::fs::read_to_string(place.path("log")).expect("written");
+    let log = place.text("log");
     assert_eq!(log, out);
 
-    place.must("mkfifo", &["fifo.in", "fifo.out"]);
-    let mut daemon = place.ours(&["--chardev", "pipe,id=p,path=fifo", "--monitor", "p"]);
+    place.must("mkfifo", "fifo.in fifo.out");
+    let daemon = place.ours("--chardev pipe,id=p,path=fifo --monitor p");
     let mut writer = File::options()
         .write(true)
         .open(place.path("fifo.in"))
@@ -353,16 +348,8 @@ fn files_and_pipes_lead_to_a_monitor() {
 #[test]
 fn a_monitor_at_a_ring_greets_without_oob_and_tells_events_to_nobody() {
     let place = Place::new();
-    let mut daemon = place.ours(&[
-        "--chardev",
-        "ringbuf,id=r",
-        "--monitor",
-        "r",
-        "--chardev",
-        "null,id=n",
-        "--monitor",
-        "n",
-    ]);
+    let mut daemon =
+        place.ours("--chardev ringbuf,id=r --monitor r --chardev null,id=n --monitor n");
     let read = json!({"device": "r", "size": 4096});
     let greeting = daemon.must("ringbuf-read", read);
     let greeting: Value = serde_json::from_str(greeting.as_str().expect("text")).expect("JSON");
@@ -373,7 +360,7 @@ fn a_monitor_at_a_ring_greets_without_oob_and_tells_events_to_nobody() {
 /// All that a daemon answers to lines on its standard input, without its version.
 fn answers(program: &std::path::Path, place: &Place, lines: &[&str]) -> Vec<Value> {
     let mut child = Command::new(program)
-        .current_dir(place.folder.path())
+        .current_dir(place.root())
         .args(["--chardev", "stdio,id=m", "--monitor", "m"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -31,14 +31,11 @@ fn full_of_gaps() -> Place {
 }
 
 fn start(place: &Place) -> Daemon {
-    place.ours(&[
-        "--nbd-server",
-        "addr.type=unix,addr.path=sock",
-        "--blockdev",
-        "driver=qcow2,node-name=d,discard=unmap,file.driver=file,file.filename=d",
-        "--export",
-        "nbd,id=e,node-name=d,name=d,writable=on",
-    ])
+    place.ours(
+        "--nbd-server addr.type=unix,addr.path=sock \
+             --blockdev driver=qcow2,node-name=d,discard=unmap,file.driver=file,file.filename=d \
+             --export nbd,id=e,node-name=d,name=d,writable=on",
+    )
 }
 
 /// The file is no longer than 1.05 of what it takes.
@@ -64,7 +61,7 @@ struct Writer {
 impl Writer {
     fn start(place: &Place) -> Writer {
         let over = Arc::new(AtomicBool::new(false));
-        let (is_over, folder) = (over.clone(), place.folder.path().to_owned());
+        let (is_over, folder) = (over.clone(), place.root().to_owned());
         // One that wrote more at once would go on at the begin of the disk.
         let words = "bench -f raw -w -n -t none -c 2000 -d 4 -s 4k -S 4k --pattern 77 -o 56M";
         let thread = std::thread::spawn(move || {
@@ -113,7 +110,7 @@ fn the_file_gets_short_while_a_client_writes() {
     client.end();
     check_content(&place, URI);
     daemon.end();
-    place.must("qemu-img", &["check", "d"]);
+    place.img("check d");
     check_short(&place);
     // 8 MiB of the snapshot, 12 MiB of data, what the client has written, and metadata.
     assert!(
@@ -122,7 +119,7 @@ fn the_file_gets_short_while_a_client_writes() {
         len_bytes(&place)
     );
     check_content(&place, "d");
-    place.must("qemu-img", &["snapshot", "-a", "first", "d"]);
+    place.img("snapshot -a first d");
     place.io("d", &["read -P 1 0 8M", "read -P 0 8M 56M"]);
 }
 
@@ -142,13 +139,13 @@ fn a_kill_in_the_middle_costs_nothing() {
         daemon.kill();
         check_content(&place, "d");
         // Clusters may be leaked, no more.
-        place.must("qemu-img", &["check", "-q", "-r", "leaks", "d"]);
+        place.img("check -q -r leaks d");
         check_content(&place, "d");
         let mut daemon = start(&place);
         daemon.must("x-vellum-compact", json!({"job-id": "c", "device": "d"}));
         daemon.wait("c", "null");
         daemon.end();
-        place.must("qemu-img", &["check", "d"]);
+        place.img("check d");
         check_content(&place, "d");
         check_short(&place);
         assert!(len_bytes(&place) < 22 * MIB, "{}", len_bytes(&place));
@@ -163,7 +160,7 @@ fn what_a_client_has_just_discarded_is_cut_off() {
     place.io("d", &["write -P 1 0 16M", "write -P 2 16M 16M"]);
     let mut daemon = start(&place);
     let client = Command::new(env!("CARGO_BIN_EXE_vellum"))
-        .current_dir(place.folder.path())
+        .current_dir(place.root())
         .args(["io", "-f", "raw", "-c", "discard 0 16M", URI])
         .stdout(Stdio::null())
         .status();
@@ -174,7 +171,7 @@ fn what_a_client_has_just_discarded_is_cut_off() {
     assert!(bytes < 17 * MIB, "{bytes}");
     place.io(URI, &["read -P 0 0 16M", "read -P 2 16M 16M"]);
     daemon.end();
-    place.must("qemu-img", &["check", "d"]);
+    place.img("check d");
 }
 
 /// What a kill has leaked keeps the file long, and the job says so.
@@ -201,12 +198,12 @@ fn leaked_clusters_that_keep_the_file_long_are_told() {
     assert!(why.contains("vellum check -r leaks"), "{why}");
     daemon.end();
     let vellum = env!("CARGO_BIN_EXE_vellum");
-    let said = place.must(vellum, &["compact", "d"]);
+    let said = place.must(vellum, "compact d");
     assert!(said.contains("leaked clusters"), "{said}");
-    place.must(vellum, &["check", "-q", "-r", "leaks", "d"]);
-    let said = place.must(vellum, &["compact", "d"]);
+    place.must(vellum, "check -q -r leaks d");
+    let said = place.must(vellum, "compact d");
     assert!(!said.contains("leaked clusters"), "{said}");
-    place.must("qemu-img", &["check", "d"]);
+    place.img("check d");
     let bytes = len_bytes(&place);
     assert!(bytes < 33 * MIB, "{bytes}");
 }
@@ -221,19 +218,17 @@ fn a_job_that_is_cancelled_leaves_a_whole_image() {
     daemon.wait("c", "null");
     check_content(&place, URI);
     daemon.end();
-    place.must("qemu-img", &["check", "d"]);
+    place.img("check d");
     check_content(&place, "d");
 }
 
 #[test]
 fn what_cannot_be_compacted_is_refused_at_once() {
     let place = Place::new();
-    let mut daemon = place.ours(&[
-        "--blockdev",
-        "driver=qcow2,node-name=ro,read-only=on,file.driver=file,file.filename=b",
-        "--blockdev",
-        "driver=raw,node-name=raw,file.driver=file,file.filename=o",
-    ]);
+    let mut daemon = place.ours(
+        "--blockdev driver=qcow2,node-name=ro,read-only=on,file.driver=file,file.filename=b \
+             --blockdev driver=raw,node-name=raw,file.driver=file,file.filename=o",
+    );
     for (device, why) in [
         ("ro", "Node 'ro' is read-only"),
         (
@@ -255,16 +250,12 @@ fn what_cannot_be_compacted_is_refused_at_once() {
 fn the_image_below_limits_is_compacted_and_others_are_told() {
     let place = full_of_gaps();
     place.img("create -q -f qcow2 copy 64M");
-    let mut daemon = place.ours(&[
-        "--object",
-        "throttle-group,id=g",
-        "--blockdev",
-        "driver=qcow2,node-name=d,discard=unmap,file.driver=file,file.filename=d",
-        "--blockdev",
-        "driver=throttle,node-name=limits,throttle-group=g,file=d",
-        "--blockdev",
-        "driver=qcow2,node-name=copy,file.driver=file,file.filename=copy",
-    ]);
+    let mut daemon = place.ours(
+        "--object throttle-group,id=g \
+             --blockdev driver=qcow2,node-name=d,discard=unmap,file.driver=file,file.filename=d \
+             --blockdev driver=throttle,node-name=limits,throttle-group=g,file=d \
+             --blockdev driver=qcow2,node-name=copy,file.driver=file,file.filename=copy",
+    );
     let before = len_bytes(&place);
     let arguments = json!({"job-id": "c", "device": "limits", "speed": 1});
     daemon.must("x-vellum-compact", arguments);
@@ -286,6 +277,6 @@ fn the_image_below_limits_is_compacted_and_others_are_told() {
     daemon.wait("c", "null");
     assert!(len_bytes(&place) < before, "{before}");
     daemon.end();
-    place.must("qemu-img", &["check", "d"]);
+    place.img("check d");
     check_content(&place, "d");
 }

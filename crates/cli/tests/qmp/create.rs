@@ -231,7 +231,7 @@ fn new_images_are_those_of_the_real_daemon() {
             true => PathBuf::from(NAME),
             false => place.path(NAME),
         };
-        let mut daemon = place.start(&program, &[]);
+        let mut daemon = place.start(&program, "");
         provision(&mut daemon);
         daemon.end();
         let length = std::fs::metadata(place.path("new-raw")).expect("a file");
@@ -251,10 +251,10 @@ fn new_images_are_those_of_the_real_daemon() {
         ];
         place.must("qemu-io", &[&secret[..], &["-c", "read 0 64k"]].concat());
         for name in ["new-plain", "new-outside"] {
-            place.must("qemu-img", &["check", name]);
+            place.img(&["check", name]);
         }
         ["new-plain", "new-outside", "new-luks", "new-qcow"].map(|name| {
-            let told = place.must("qemu-img", &["info", "--output=json", name]);
+            let told = place.img(&["info", "--output=json", name]);
             let mut told: Value = serde_json::from_str(&told).expect("JSON");
             // Where bytes lie, and what salts and keys are, is no one's concern.
             for key in ["actual-size", "children", "full-backing-filename"] {

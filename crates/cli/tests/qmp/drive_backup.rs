@@ -193,7 +193,7 @@ fn clients_write_while_a_file_is_made_of_their_disk() {
     place.img("compare -q over none");
     for (image, backing) in [("full", None), ("top", Some("d")), ("none", Some("over"))] {
         place.img(&format!("check -q {image}"));
-        let info = place.must("qemu-img", &["info", "--output=json", image]);
+        let info = place.img(&["info", "--output=json", image]);
         let info: Value = serde_json::from_str(&info).expect("JSON");
         assert_eq!(info["backing-filename"].as_str(), backing, "{info}");
     }
@@ -321,7 +321,7 @@ fn failures_of_a_stream_are_met_alike() {
 #[test]
 fn a_stream_that_ignores_a_failure_changes_nothing_of_what_is_shown() {
     let place = Place::new();
-    let mut daemon = place.ours(&[]);
+    let mut daemon = place.ours("");
     let Ask(command, arguments) = unreadable(5) else {
         unreachable!("it asks")
     };
@@ -331,7 +331,7 @@ fn a_stream_that_ignores_a_failure_changes_nothing_of_what_is_shown() {
     daemon.must("block-stream", stream);
     daemon.wait("j", "null");
     daemon.end();
-    let info = place.must("qemu-img", &["info", "m"]);
+    let info = place.img("info m");
     assert!(info.contains("backing file: b"), "{info}");
     place.io("m", &["read -P 2 64k 128k", "read -P 3 192k 192k"]);
     place.img("check -q m");

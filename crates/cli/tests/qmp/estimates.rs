@@ -22,12 +22,10 @@ fn a_running_job_tells_how_long_it_will_take() {
     let place = Place::new();
     place.img("create -q -f qcow2 disk 64M");
     place.io("disk", &["write -P 1 0 64M"]);
-    let mut daemon = place.ours(&[
-        "--blockdev",
-        "driver=qcow2,node-name=disk,file.driver=file,file.filename=disk",
-        "--blockdev",
-        "driver=null-co,node-name=to,size=64M",
-    ]);
+    let mut daemon = place.ours(
+        "--blockdev driver=qcow2,node-name=disk,file.driver=file,file.filename=disk \
+             --blockdev driver=null-co,node-name=to,size=64M",
+    );
     let mirror = json!({"job-id": "j", "device": "disk", "target": "to", "sync": "full",
                         "speed": SPEED});
     daemon.must("blockdev-mirror", mirror);

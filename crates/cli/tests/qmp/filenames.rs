@@ -45,7 +45,7 @@ fn remove(daemon: &mut Daemon, names: &[&str]) {
 
 fn play(program: &Path) -> Vec<Vec<Value>> {
     let place = Place::new();
-    let mut daemon = place.start(program, &[]);
+    let mut daemon = place.start(program, "");
     let file = |name: &str| json!({"driver": "file", "filename": name});
     let mut all = Vec::new();
     // By what the headers name.

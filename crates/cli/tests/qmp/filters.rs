@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
+use vellum_testing::nbd::Connection;
 
-use crate::client::Client;
 use crate::place::Step::{Ask, Wait};
 use crate::place::{Daemon, NAME, Place, Step, Tolerance, add, alike, qcow2, same, with};
 
@@ -297,11 +297,11 @@ fn a_snapshot_of_a_filter_and_a_change_below_it_are_one_transaction() {
         let begun = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| {
-                let mut client = Client::connect(&socket);
+                let mut client = Connection::open(&socket, false).expect("a server");
                 let mut last = 0;
                 while !is_over.load(Ordering::Relaxed) {
                     last = last % 250 + 1;
-                    client.write(0, &[last; 65536]);
+                    client.write(0, &[last; 65536]).expect("a write");
                     begun.store(true, Ordering::Relaxed);
                 }
                 last
@@ -313,7 +313,7 @@ fn a_snapshot_of_a_filter_and_a_change_below_it_are_one_transaction() {
             let refused = daemon.ask("transaction", both(&place, &[abort]));
             assert_eq!(refused["error"]["class"], "GenericError", "{refused}");
             assert_eq!(dirty_bytes(&mut daemon), None);
-            std::fs::remove_file(place.path("s")).expect("the overlay that was made");
+            place.remove("s");
             daemon.must("transaction", both(&place, &[]));
             let at_once = dirty_bytes(&mut daemon);
             is_over.store(true, Ordering::Relaxed);
@@ -350,13 +350,13 @@ fn an_overlay_of_a_filter_is_given_what_all_layers_below_it_hold() {
         daemon.must("blockdev-add", qcow2("over", "s", json!("flt")));
         let export = json!({"type": "nbd", "id": "e", "node-name": "over", "name": "e"});
         daemon.must("block-export-add", export);
-        let read = |place: &Place| place.must("qemu-img", &["convert", "-O", "raw", EXPORT, "r"]);
+        let read = |place: &Place| place.img(&["convert", "-O", "raw", EXPORT, "r"]);
         read(&place);
-        let before = std::fs::read(place.path("r")).expect("a file");
+        let before = place.read("r");
         daemon.must("block-stream", json!({"job-id": "j", "device": "over"}));
         daemon.wait("j", "null");
         read(&place);
-        let after = std::fs::read(place.path("r")).expect("a file");
+        let after = place.read("r");
         assert!(before.iter().any(|byte| *byte != 0));
         assert!(before == after, "{driver}: the disk reads differently");
         daemon.end();
@@ -374,7 +374,7 @@ fn named_below(real: bool, filter: Value, command: &str, more: Value) -> [Value;
     daemon.must("blockdev-add", filter);
     daemon.must(command, more);
     let words = ["info", "-U", "--output=json", "s"];
-    let info: Value = serde_json::from_str(&place.must("qemu-img", &words)).expect("JSON");
+    let info: Value = serde_json::from_str(&place.img(&words)).expect("JSON");
     daemon.kill();
     ["backing-filename", "backing-filename-format"].map(|key| info[key].clone())
 }
@@ -590,7 +590,7 @@ fn a_stream_ends_at_the_filter_of_a_commit() {
         for image in ["v", "t"] {
             place.img(&format!("check -q {image}"));
         }
-        let info = place.must("qemu-img", &["info", "--output=json", "u"]);
+        let info = place.img("info --output=json u");
         let info: Value = serde_json::from_str(&info).expect("JSON");
         assert_eq!(info["backing-filename"], "b");
         place.io("v", &reads);

@@ -52,7 +52,7 @@ fn a_filter_is_led_to_the_base_of_layers_without_names() {
     daemon.end();
     place.io("t", &reads);
     place.img("check -q t");
-    let info = place.must("qemu-img", &["info", "--output=json", "t"]);
+    let info = place.img("info --output=json t");
     let info: Value = serde_json::from_str(&info).expect("JSON");
     assert_eq!(info["backing-filename"], "b");
 }

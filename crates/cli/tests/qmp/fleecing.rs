@@ -104,7 +104,7 @@ fn fails(place: &Place, command: &str) -> bool {
     let uri = "nbd+unix:///snap?socket=sock";
     let words = ["-f", "raw", "-c", command, uri];
     let output = std::process::Command::new("qemu-io")
-        .current_dir(place.folder.path())
+        .current_dir(place.root())
         .args(words)
         .output()
         .expect("qemu-io");
@@ -146,18 +146,13 @@ fn a_snapshot_shows_only_what_its_bitmap_calls_dirty_and_nobody_gave_up() {
 /// A disk, and a target that takes 64 KiB a second.
 fn with_slow_target(place: &Place) -> crate::place::Daemon {
     place.img("create -q -f raw slow 1M");
-    let mut daemon = place.ours(&[
-        "--nbd-server",
-        "addr.type=unix,addr.path=sock",
-        "--object",
-        "throttle-group,id=g,limits.bps-total=65536",
-        "--blockdev",
-        "driver=throttle,node-name=to,throttle-group=g,file.driver=file,file.filename=slow",
-        "--blockdev",
-        "driver=qcow2,node-name=top,file.driver=file,file.filename=t",
-        "--export",
-        "nbd,id=e,node-name=top,name=,writable=on",
-    ]);
+    let mut daemon = place.ours(
+        "--nbd-server addr.type=unix,addr.path=sock \
+             --object throttle-group,id=g,limits.bps-total=65536 \
+             --blockdev driver=throttle,node-name=to,throttle-group=g,file.driver=file,file.filename=slow \
+             --blockdev driver=qcow2,node-name=top,file.driver=file,file.filename=t \
+             --export nbd,id=e,node-name=top,name=,writable=on",
+    );
     daemon.must("query-jobs", json!({}));
     daemon
 }
@@ -196,18 +191,13 @@ fn a_slow_target_holds_no_guest_up_and_gets_what_there_was() {
 fn a_backup_that_may_not_hold_guests_up_fails_where_there_is_no_room() {
     let place = Place::new();
     // More than is in flight at once.
-    let mut daemon = place.ours(&[
-        "--nbd-server",
-        "addr.type=unix,addr.path=sock",
-        "--object",
-        "throttle-group,id=g,limits.bps-total=4194304",
-        "--blockdev",
-        "driver=throttle,node-name=to,throttle-group=g,file.driver=null-co,file.size=64M",
-        "--blockdev",
-        "driver=null-co,node-name=top,size=64M",
-        "--export",
-        "nbd,id=e,node-name=top,name=,writable=on",
-    ]);
+    let mut daemon = place.ours(
+        "--nbd-server addr.type=unix,addr.path=sock \
+             --object throttle-group,id=g,limits.bps-total=4194304 \
+             --blockdev driver=throttle,node-name=to,throttle-group=g,file.driver=null-co,file.size=64M \
+             --blockdev driver=null-co,node-name=top,size=64M \
+             --export nbd,id=e,node-name=top,name=,writable=on",
+    );
     let fleecing = json!({"max-size": 65536, "when-full": "fail", "directory": "."});
     let backup = json!({
         "device": "top", "target": "to", "sync": "full", "job-id": "j", "auto-dismiss": false,

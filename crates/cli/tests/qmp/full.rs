@@ -23,9 +23,9 @@ impl SmallDisk {
     fn ext4(place: &Place) -> SmallDisk {
         let folder = place.path("small");
         std::fs::create_dir(&folder).expect("a folder");
-        place.must("truncate", &["-s", "48M", "disk.img"]);
-        place.must("mkfs.ext4", &["-q", "-m", "0", "disk.img"]);
-        place.must("mount", &["-o", "loop", "disk.img", "small"]);
+        place.must("truncate", "-s 48M disk.img");
+        place.must("mkfs.ext4", "-q -m 0 disk.img");
+        place.must("mount", "-o loop disk.img small");
         SmallDisk { folder }
     }
 
@@ -86,7 +86,7 @@ fn client(place: &Place, commands: &[String]) -> Child {
     words.extend(commands.iter().flat_map(|command| ["-c", command.as_str()]));
     words.push(GUEST);
     Command::new("qemu-io")
-        .current_dir(place.folder.path())
+        .current_dir(place.root())
         .args(words)
         .stdout(Stdio::piped())
         .spawn()
@@ -127,7 +127,7 @@ fn check(place: &Place, format: &str, from: &[(u64, u64, u64)]) {
     if format == "qcow2" {
         place.img("check -q small/disk");
         let vellum = env!("CARGO_BIN_EXE_vellum");
-        place.must(vellum, &["check", "-q", "small/disk"]);
+        place.must(vellum, "check -q small/disk");
     }
 }
 
@@ -194,7 +194,7 @@ fn without_the_option_requests_fail_and_the_image_goes_on() {
     let uri = "nbd+unix:///f?socket=sock";
     let words = ["-f", "raw", "-c", "write 0 1M", uri];
     let output = Command::new("qemu-io")
-        .current_dir(place.folder.path())
+        .current_dir(place.root())
         .args(words)
         .output()
         .expect("qemu-io");
@@ -252,10 +252,7 @@ fn what_was_flushed_outlives_a_kill_on_a_full_disk() {
         }
         disk.make_room();
         // Clusters may be leaked, and nothing else.
-        place.must(
-            env!("CARGO_BIN_EXE_vellum"),
-            &["check", "-q", "-r", "leaks", "small/disk"],
-        );
+        place.must(env!("CARGO_BIN_EXE_vellum"), "check -q -r leaks small/disk");
         check(&place, "qcow2", &[(0, 3, 1)]);
         let daemon = start(&place, "qcow2", "");
         must_end_well(client(&place, &writes(8, 4, 30)));
@@ -314,7 +311,7 @@ fn a_guest_frees_its_own_disk(on_full: &str, make: fn(&Place) -> SmallDisk) {
     must_end_well(client(&place, &again.map(str::to_owned)));
     daemon.kill();
     let vellum = env!("CARGO_BIN_EXE_vellum");
-    place.must(vellum, &["check", "-q", "-r", "leaks", "small/disk"]);
+    place.must(vellum, "check -q -r leaks small/disk");
     let all = [
         (40, 1, 77),
         (41, 1, 77),

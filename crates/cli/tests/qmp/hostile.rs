@@ -46,20 +46,15 @@ fn a_number_beyond_all_numbers_is_one_that_does_not_fit() {
     let watch = r#"{"execute":"block-set-write-threshold","arguments":{"node-name":"a","write-threshold":-1e400}}"#;
     same(&[], &[Step::Say(null), Step::Say(watch)]);
     let place = Place::new();
-    let mut daemon = place.ours(&[]);
-    daemon.send("{\"execute\": \"query-jobs\", \"id\": [1E400]}\n");
+    let mut daemon = place.ours("");
+    daemon.say("{\"execute\": \"query-jobs\", \"id\": [1E400]}\n");
     assert_eq!(daemon.answer(), json!({"return": [], "id": [f64::MAX]}));
 }
 
 #[test]
 fn others_are_served_whatever_a_client_sends() {
     let place = Place::new();
-    let mut daemon = place.ours(&[
-        "--chardev",
-        "socket,id=s,path=qmp,server=on,wait=off",
-        "--monitor",
-        "s",
-    ]);
+    let mut daemon = place.ours("--chardev socket,id=s,path=qmp,server=on,wait=off --monitor s");
     let hello = b"{\"execute\": \"qmp_capabilities\"}\n";
     let long = format!("{{\"execute\": \"{}", "x".repeat(9 << 20));
     let deep = "[".repeat(1 << 20);
@@ -97,9 +92,9 @@ fn others_are_served_whatever_a_client_sends() {
 #[test]
 fn messages_may_nest_deep() {
     let place = Place::new();
-    let mut daemon = place.ours(&[]);
+    let mut daemon = place.ours("");
     let lists = "[".repeat(1023) + &"]".repeat(1023);
-    daemon.send(&format!(
+    daemon.say(&format!(
         "{{\"execute\": \"query-jobs\", \"id\": {lists}}}\n"
     ));
     // Deeper than the tests' own reader goes.
@@ -114,7 +109,7 @@ fn messages_may_nest_deep() {
             "nesting depth limit exceeded",
         ),
     ] {
-        daemon.send(&format!("{{{add}: {arguments}}}\n"));
+        daemon.say(&format!("{{{add}: {arguments}}}\n"));
         let answer = daemon.answer();
         let text = answer["error"]["desc"].as_str().unwrap_or_default();
         assert!(text.contains(complaint), "{answer}");
@@ -126,12 +121,7 @@ fn messages_may_nest_deep() {
 #[test]
 fn a_client_that_reads_nothing_holds_up_nobody() {
     let place = Place::new();
-    let mut daemon = place.ours(&[
-        "--chardev",
-        "socket,id=s,path=qmp,server=on,wait=off",
-        "--monitor",
-        "s",
-    ]);
+    let mut daemon = place.ours("--chardev socket,id=s,path=qmp,server=on,wait=off --monitor s");
     let mut deaf = connect(&place);
     deaf.write_all(b"{\"execute\": \"qmp_capabilities\"}\n")
         .expect("it listens");
@@ -152,12 +142,7 @@ fn a_client_that_reads_nothing_holds_up_nobody() {
 #[test]
 fn thousands_of_connections_come_and_go() {
     let place = Place::new();
-    let mut daemon = place.ours(&[
-        "--chardev",
-        "socket,id=s,path=qmp,server=on,wait=off",
-        "--monitor",
-        "s",
-    ]);
+    let mut daemon = place.ours("--chardev socket,id=s,path=qmp,server=on,wait=off --monitor s");
     let text = b"{\"execute\": \"qmp_capabilities\"}{\"execute\": \"query-named-block-nodes\"}{";
     for round in 0..2000 {
         let mut stream = connect(&place);
@@ -168,7 +153,7 @@ fn thousands_of_connections_come_and_go() {
         }
     }
     check_served(&mut daemon);
-    let descriptors = format!("/proc/{}/fd", daemon.child.id());
+    let descriptors = format!("/proc/{}/fd", daemon.running.id());
     // The last of them are on their way out.
     let deadline = Instant::now() + PATIENCE;
     while std::fs::read_dir(&descriptors).expect("a folder").count() > 60 {
@@ -181,12 +166,7 @@ fn thousands_of_connections_come_and_go() {
 #[test]
 fn what_a_client_began_is_done_when_it_leaves() {
     let place = Place::new();
-    let mut daemon = place.ours(&[
-        "--chardev",
-        "socket,id=s,path=qmp,server=on,wait=off",
-        "--monitor",
-        "s",
-    ]);
+    let mut daemon = place.ours("--chardev socket,id=s,path=qmp,server=on,wait=off --monitor s");
     for round in 0..50 {
         let mut stream = connect(&place);
         let name = format!("n{round}");

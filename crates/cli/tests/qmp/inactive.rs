@@ -168,7 +168,7 @@ fn inactive(daemon: &mut Daemon) -> Vec<String> {
 #[test]
 fn all_that_stands_below_alone_is_inactive_too() {
     let place = Place::new();
-    let mut daemon = place.ours(&[]);
+    let mut daemon = place.ours("");
     play(&mut daemon, start());
     assert_eq!(inactive(&mut daemon), ["disk"]);
     play(
@@ -199,7 +199,7 @@ const URI: &str = "nbd+unix:///e?socket=sock";
 #[test]
 fn a_disk_goes_to_another_program_and_comes_back() {
     let place = Place::new();
-    let mut daemon = place.ours(&[]);
+    let mut daemon = place.ours("");
     play(&mut daemon, start());
     play(
         &mut daemon,
@@ -215,7 +215,7 @@ fn a_disk_goes_to_another_program_and_comes_back() {
     place.img("check -q b");
     let words = ["-f", "raw", "-c", "write 0 64k", "-c", "discard 0 64k", URI];
     let output = std::process::Command::new("qemu-io")
-        .current_dir(place.folder.path())
+        .current_dir(place.root())
         .args(words)
         .output()
         .expect("qemu-io");
@@ -231,7 +231,7 @@ fn a_disk_goes_to_another_program_and_comes_back() {
     );
     place.io(URI, &["flush"]);
     // Somebody else has it: then it cannot be active here, and stays what it is.
-    let mut other = place.ours(&[]);
+    let mut other = place.ours("");
     play(
         &mut other,
         vec![
@@ -264,7 +264,7 @@ fn a_disk_goes_to_another_program_and_comes_back() {
 #[test]
 fn a_node_that_a_job_works_on_stays_active() {
     let place = Place::new();
-    let mut daemon = place.ours(&[]);
+    let mut daemon = place.ours("");
     play(&mut daemon, start());
     play(&mut daemon, vec![set("disk", true)]);
     let mirror = json!({"job-id": "j", "device": "disk", "target": "to", "sync": "full"});

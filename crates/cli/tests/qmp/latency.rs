@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use vellum_testing::nbd::Connection;
 
-use crate::client::Client;
 use crate::place::{Daemon, NAME, Place, with};
 
 const SIZE_BYTES: u64 = 256 << 20;
@@ -33,14 +33,14 @@ impl Guest {
         let (is_over, socket) = (over.clone(), socket.to_owned());
         let thread = std::thread::spawn(move || {
             let mut random = fastrand::Rng::with_seed(seed);
-            let mut client = Client::connect(&socket);
+            let mut client = Connection::open(&socket, false).expect("a server");
             let mut times = Vec::new();
             while !is_over.load(Ordering::Relaxed) {
                 let len_bytes = sizes_bytes[random.usize(..sizes_bytes.len())];
                 let at = random.u64(..SIZE_BYTES / len_bytes) * len_bytes;
                 let bytes = vec![random.u8(..); len_bytes as usize];
                 let begun = Instant::now();
-                client.write(at, &bytes);
+                client.write(at, &bytes).expect("a write");
                 times.push(begun.elapsed());
             }
             times

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use vellum_testing::nbd::Connection;
 
-use crate::client::Client;
 use crate::place::{Daemon, NAME, Place};
 
 const SIZE_BYTES: u64 = 64 << 20;
@@ -75,7 +75,7 @@ struct Written {
 }
 
 fn write_until(path: &Path, over: &AtomicBool) -> Written {
-    let mut client = Client::connect(path);
+    let mut client = Connection::open(path, false).expect("a server");
     let mut written = Written {
         last: vec![0; HOT_BLOCKS as usize],
         bytes: 0,
@@ -88,7 +88,7 @@ fn write_until(path: &Path, over: &AtomicBool) -> Written {
         let (block, byte) = (turn * 7 % HOT_BLOCKS, (turn % 251 + 1) as u8);
         let bytes = vec![byte; BLOCK_BYTES as usize];
         let begun = Instant::now();
-        client.write(block * BLOCK_BYTES, &bytes);
+        client.write(block * BLOCK_BYTES, &bytes).expect("a write");
         written.times.push((begun, begun.elapsed()));
         written.last[block as usize] = byte;
         written.bytes += BLOCK_BYTES;
@@ -182,7 +182,7 @@ fn move_with(program: &Path, limit: Duration) -> Move {
             bytes_per_second: 0,
         };
     }
-    let there = std::fs::read(place.path("there")).expect("a file");
+    let there = place.read("there");
     for (block, byte) in written.last.iter().enumerate() {
         let at = block * BLOCK_BYTES as usize;
         let bytes = &there[at..at + BLOCK_BYTES as usize];

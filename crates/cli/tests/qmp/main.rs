@@ -6,7 +6,6 @@ mod backup;
 mod bitmaps;
 mod block_stats;
 mod chardev;
-mod client;
 mod compact;
 mod create;
 mod dirty;
@@ -364,7 +363,7 @@ fn a_client_goes_on_over_a_snapshot_and_its_commit() {
     assert_eq!(exports[0]["node-name"], "base");
     daemon.must("blockdev-del", json!({"node-name": "over"}));
     place.io(URI, &["write -P 9 768k 64k"]);
-    let (_, events) = daemon.end();
+    let events = daemon.end();
     let last = events.last().expect("an event");
     assert_eq!(
         *last,
@@ -399,12 +398,11 @@ fn a_commit_that_is_killed_costs_nothing() {
     place.io(URI, &["write -P 7 64k 64k", "write -P 8 512k 64k", "flush"]);
     let jobs = daemon.must("query-jobs", json!({}));
     assert_eq!(jobs[0]["status"], "running", "{jobs}");
-    daemon.child.kill().expect("a child");
-    daemon.child.wait().expect("a child");
+    daemon.kill();
     for image in ["b", "o"] {
         let words = ["check", "-q", image];
         let status = Command::new("qemu-img")
-            .current_dir(place.folder.path())
+            .current_dir(place.root())
             .args(words)
             .status();
         // Leaks at worst.
@@ -490,10 +488,8 @@ fn layers_that_a_job_made_writable_can_be_read_after_it() {
 #[test]
 fn headers_name_what_images_stand_on_after_commits_and_streams() {
     let place = Place::new();
-    let mut daemon = place.ours(&[
-        "--blockdev",
-        "driver=qcow2,node-name=top,file.driver=file,file.filename=t",
-    ]);
+    let mut daemon =
+        place.ours("--blockdev driver=qcow2,node-name=top,file.driver=file,file.filename=t");
     let nodes = daemon.must("query-named-block-nodes", json!({"flat": true}));
     let named = |file: &str, format: &str| {
         let nodes = nodes.as_array().expect("nodes");
@@ -507,7 +503,7 @@ fn headers_name_what_images_stand_on_after_commits_and_streams() {
     daemon.must("block-commit", commit);
     daemon.wait("j", "null");
     daemon.end();
-    let info = place.must("qemu-img", &["info", "t"]);
+    let info = place.img("info t");
     assert!(info.contains("backing file: b\n"), "{info}");
     place.io(
         "t",
@@ -517,14 +513,12 @@ fn headers_name_what_images_stand_on_after_commits_and_streams() {
             "read -P 3 192k 192k",
         ],
     );
-    let mut daemon = place.ours(&[
-        "--blockdev",
-        "driver=qcow2,node-name=top,file.driver=file,file.filename=t",
-    ]);
+    let mut daemon =
+        place.ours("--blockdev driver=qcow2,node-name=top,file.driver=file,file.filename=t");
     daemon.must("block-stream", json!({"device": "top", "job-id": "s"}));
     daemon.wait("s", "null");
     daemon.end();
-    let info = place.must("qemu-img", &["info", "t"]);
+    let info = place.img("info t");
     assert!(!info.contains("backing file"), "{info}");
     place.img("check -q t");
     place.io(
@@ -540,12 +534,8 @@ fn headers_name_what_images_stand_on_after_commits_and_streams() {
 #[test]
 fn what_a_client_sends_and_leaves_behind_harms_nobody() {
     let place = Place::new();
-    let mut daemon = place.ours(&[
-        "--chardev",
-        "socket,id=s,path=qmp,server=on,wait=off",
-        "--monitor",
-        "s,pretty=on",
-    ]);
+    let mut daemon =
+        place.ours("--chardev socket,id=s,path=qmp,server=on,wait=off --monitor s,pretty=on");
     for _ in 0..2 {
         let stream = std::os::unix::net::UnixStream::connect(place.path("qmp")).expect("a socket");
         let mut input = stream.try_clone().expect("a clone");
@@ -559,8 +549,8 @@ fn what_a_client_sends_and_leaves_behind_harms_nobody() {
     // The end of input is not the end of the program.
     daemon.input = None;
     std::thread::sleep(Duration::from_millis(50));
-    assert!(daemon.child.try_wait().expect("a child").is_none());
-    place.must("kill", &["-TERM", &daemon.child.id().to_string()]);
+    assert!(!daemon.running.has_ended());
+    daemon.running.signal("-TERM");
     daemon.wait_for_exit();
-    assert!(!place.path("qmp").exists());
+    assert!(!place.has("qmp"));
 }

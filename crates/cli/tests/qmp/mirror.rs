@@ -145,7 +145,7 @@ fn the_top_below_a_filter_is_mirrored_alike() {
     let maps = [None, Some(PathBuf::from(NAME))].map(|program| {
         let place = Place::new();
         let program = program.unwrap_or_else(|| place.path(NAME));
-        let mut daemon = place.start(&program, &[]);
+        let mut daemon = place.start(&program, "");
         for step in start() {
             let Ask(command, arguments) = step else {
                 panic!("no question")
@@ -161,7 +161,7 @@ fn the_top_below_a_filter_is_mirrored_alike() {
         daemon.wait("j", "null");
         daemon.end();
         let present = |name: &str| -> Vec<Value> {
-            let map = place.must("qemu-img", &["map", "--output=json", name]);
+            let map = place.img(&["map", "--output=json", name]);
             let map: Vec<Value> = serde_json::from_str(&map).expect("JSON");
             let runs = map
                 .iter()
@@ -487,7 +487,7 @@ fn a_target_is_opened_anew_while_its_mirror_waits_for_space() {
     for is_below in [false, true] {
         let place = Place::new();
         place.io("o", &["write 0 1M"]);
-        let mut daemon = place.ours(&[]);
+        let mut daemon = place.ours("");
         let below = |size: Option<u64>| {
             let file = json!({"driver": "file", "filename": "o"});
             let mut raw = json!({"driver": "raw", "file": file});

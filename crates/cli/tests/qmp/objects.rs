@@ -64,8 +64,8 @@ fn objects_are_made_listed_and_deleted_alike() {
 #[test]
 fn types_have_the_same_parents_and_properties() {
     let place = Place::new();
-    let mut ours = place.ours(&[]);
-    let mut theirs = place.start(NAME.as_ref(), &[]);
+    let mut ours = place.ours("");
+    let mut theirs = place.start(NAME.as_ref(), "");
     let arguments = json!({"abstract": true});
     let types = ours.must("qom-list-types", arguments.clone());
     let known = theirs.must("qom-list-types", arguments);

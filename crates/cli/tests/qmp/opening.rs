@@ -6,9 +6,10 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use vellum_testing::Qmp;
 
 use crate::place::{Daemon, Place};
-use crate::stalled::{Monitor, SOON, Target, until};
+use crate::stalled::{SOON, Target, until};
 
 /// A server that takes connections and says nothing.
 struct Silent(Receiver<UnixStream>);
@@ -40,26 +41,19 @@ fn node(place: &Place, name: &str, socket: &str) -> Value {
 }
 
 /// A daemon of two monitors with a disk, that keeps a state file.
-fn start(place: &Place) -> (Daemon, Monitor) {
+fn start(place: &Place) -> (Daemon, Qmp) {
     place.img("create -q -f qcow2 disk 1M");
-    let daemon = place.ours(&[
-        "--chardev",
-        "socket,id=s,path=qmp,server=on,wait=off",
-        "--monitor",
-        "s",
-        "--blockdev",
-        "qcow2,node-name=disk,file.driver=file,file.filename=disk",
-        "--nbd-server",
-        "addr.type=unix,addr.path=sock",
-        "--state",
-        "state",
-    ]);
-    (daemon, Monitor::connect(place))
+    let daemon = place.ours(
+        "--chardev socket,id=s,path=qmp,server=on,wait=off --monitor s \
+             --blockdev qcow2,node-name=disk,file.driver=file,file.filename=disk \
+             --nbd-server addr.type=unix,addr.path=sock --state state",
+    );
+    (daemon, Qmp::connect(place.path("qmp")))
 }
 
 /// The names of the nodes that the state file has.
 fn kept(place: &Place) -> Vec<String> {
-    let text = std::fs::read_to_string(place.path("state")).expect("a state file");
+    let text = place.text("state");
     let content = text.lines().last().expect("a line");
     let content: Value = serde_json::from_str(content).expect("JSON");
     let nodes = content["nodes"].as_array().expect("a list").iter();
@@ -93,23 +87,23 @@ fn use_beside(daemon: &mut Daemon, place: &Place) {
 }
 
 /// Waits for a daemon that was told to end when that `begun`.
-fn assert_ends_soon(daemon: &mut Daemon, begun: Instant) {
+fn assert_ends_soon(daemon: Daemon, begun: Instant) {
     daemon.wait_for_exit();
     let took = begun.elapsed();
     assert!(took < SOON, "the end takes {took:?}");
 }
 
 /// Ends a daemon, which does not wait for what one of its clients waits for.
-fn end_soon(mut daemon: Daemon, other: &mut Monitor) {
+fn end_soon(mut daemon: Daemon, other: &mut Qmp) {
     let begun = Instant::now();
-    daemon.send("{\"execute\": \"quit\"}");
+    daemon.say("{\"execute\": \"quit\"}");
     let refused = other.answer();
     assert!(
         refusal(&refused).starts_with("The program ends"),
         "{refused}"
     );
     daemon.answer();
-    assert_ends_soon(&mut daemon, begun);
+    assert_ends_soon(daemon, begun);
 }
 
 #[test]
@@ -117,7 +111,7 @@ fn a_silent_server_keeps_nobody_waiting_but_who_asked_for_it() {
     let place = Place::new();
     let silent = Silent::listen(&place);
     let (mut daemon, mut other) = start(&place);
-    other.ask("blockdev-add", node(&place, "slow", "quiet"));
+    other.send("blockdev-add", node(&place, "slow", "quiet"));
     let client = silent.client();
     use_beside(&mut daemon, &place);
     // Nobody finds it, and nobody else gets its name.
@@ -131,7 +125,7 @@ fn a_silent_server_keeps_nobody_waiting_but_who_asked_for_it() {
     assert!(failed.get("error").is_some(), "{failed}");
     daemon.must("blockdev-add", null);
     assert_eq!(kept(&place), ["disk", "slow"]);
-    other.ask("blockdev-add", node(&place, "again", "quiet"));
+    other.send("blockdev-add", node(&place, "again", "quiet"));
     let _client = silent.client();
     end_soon(daemon, &mut other);
     assert_eq!(kept(&place), ["disk", "slow"]);
@@ -147,10 +141,10 @@ fn nobody_waits_for_what_a_client_that_hung_up_waited_for() {
     let begun = Instant::now();
     let mut clients = Vec::new();
     for name in ["slow", "slower"] {
-        asker.ask("blockdev-add", node(&place, name, "quiet"));
+        asker.send("blockdev-add", node(&place, name, "quiet"));
         clients.push(silent.client());
         drop(asker);
-        asker = Monitor::connect(&place);
+        asker = Qmp::connect(place.path("qmp"));
     }
     let took = begun.elapsed();
     assert!(took < 2 * SOON, "the next clients wait for {took:?}");
@@ -177,12 +171,12 @@ fn a_client_that_only_asks_no_more_gets_its_answers() {
     let place = Place::new();
     let target = Target::start(&place);
     let (daemon, mut asker) = start(&place);
-    target.signal(&place, "-STOP");
-    asker.ask("blockdev-add", node(&place, "slow", "theirs"));
+    target.signal("-STOP");
+    asker.send("blockdev-add", node(&place, "slow", "theirs"));
     asker.end_asking();
     // Longer than what a client that has gone has asked for goes on.
     std::thread::sleep(Duration::from_secs(7));
-    target.signal(&place, "-CONT");
+    target.signal("-CONT");
     let added = asker.answer();
     assert!(added.get("return").is_some(), "{added}");
     assert_eq!(kept(&place), ["disk", "slow"]);
@@ -197,13 +191,13 @@ fn a_node_is_there_when_its_server_answers() {
     let place = Place::new();
     let target = Target::start(&place);
     let (mut daemon, mut other) = start(&place);
-    target.signal(&place, "-STOP");
-    other.ask("blockdev-add", node(&place, "slow", "theirs"));
+    target.signal("-STOP");
+    other.send("blockdev-add", node(&place, "slow", "theirs"));
     std::thread::sleep(Duration::from_millis(300));
     let taken = daemon.ask("blockdev-add", node(&place, "slow", "theirs"));
     assert_eq!(refusal(&taken), "Duplicate nodes with node-name='slow'");
     use_beside(&mut daemon, &place);
-    target.signal(&place, "-CONT");
+    target.signal("-CONT");
     let added = other.answer();
     assert!(added.get("return").is_some(), "{added}");
     assert_eq!(kept(&place), ["disk", "slow"]);
@@ -223,7 +217,7 @@ fn what_is_referred_to_stays_as_it_is_meanwhile() {
     let filter = json!({
         "driver": "copy-before-write", "node-name": "slow", "file": "disk", "target": target,
     });
-    other.ask("blockdev-add", filter);
+    other.send("blockdev-add", filter);
     let client = silent.client();
     use_beside(&mut daemon, &place);
     for (command, arguments) in [
@@ -280,7 +274,7 @@ fn so_it_is_with_targets_and_overlays() {
         let place = Place::new();
         let silent = Silent::listen(&place);
         let (mut daemon, mut other) = start(&place);
-        other.ask(command, arguments);
+        other.send(command, arguments);
         let _client = silent.client();
         use_beside(&mut daemon, &place);
         end_soon(daemon, &mut other);
@@ -293,18 +287,18 @@ fn an_overlay_of_what_has_changed_meanwhile_is_refused() {
     let place = Place::new();
     let target = Target::start(&place);
     let (mut daemon, mut other) = start(&place);
-    target.signal(&place, "-STOP");
+    target.signal("-STOP");
     let overlay = json!({
         "node-name": "disk", "snapshot-file": "nbd+unix:///?socket=theirs",
         "snapshot-node-name": "slow", "format": "qcow2",
     });
-    other.ask("blockdev-snapshot-sync", overlay);
+    other.send("blockdev-snapshot-sync", overlay);
     std::thread::sleep(Duration::from_millis(300));
     daemon.must(
         "block_resize",
         json!({"node-name": "disk", "size": 2 << 20}),
     );
-    target.signal(&place, "-CONT");
+    target.signal("-CONT");
     let refused = other.answer();
     assert!(refusal(&refused).contains("has changed"), "{refused}");
     assert_eq!(kept(&place), ["disk"]);
@@ -327,8 +321,8 @@ fn an_image_that_is_made_on_a_silent_server_does_not_hold_the_end_up() {
     let _client = silent.client();
     use_beside(&mut daemon, &place);
     let begun = Instant::now();
-    place.must("kill", &["-TERM", &daemon.child.id().to_string()]);
-    assert_ends_soon(&mut daemon, begun);
+    daemon.running.signal("-TERM");
+    assert_ends_soon(daemon, begun);
 }
 
 /// A key that takes seconds to find out is nobody else's business either.
@@ -345,7 +339,7 @@ fn nobody_waits_for_the_key_of_another_disk() {
         "driver": "luks", "node-name": "slow", "key-secret": "s",
         "file": {"driver": "file", "filename": "locked"},
     });
-    other.ask("blockdev-add", luks);
+    other.send("blockdev-add", luks);
     std::thread::sleep(Duration::from_millis(100));
     use_beside(&mut daemon, &place);
     let added = other.answer();

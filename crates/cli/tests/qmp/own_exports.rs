@@ -32,7 +32,7 @@ fn client(place: &Place, name: &str, rounds: usize) -> Child {
     }
     words.push(&uri);
     Command::new("qemu-io")
-        .current_dir(place.folder.path())
+        .current_dir(place.root())
         .args(words)
         .stdout(Stdio::null())
         .spawn()
@@ -97,7 +97,7 @@ fn a_daemon_ends_well_that_is_its_own_client() {
     place.io(uri, &["write -P 7 4k 4k"]);
     daemon.end();
     place.io("far", &["read -P 7 4k 4k"]);
-    place.must("qemu-img", &["check", "-q", "-f", "qcow2", "far"]);
+    place.img("check -q -f qcow2 far");
 }
 
 #[test]
@@ -178,9 +178,9 @@ impl Reader {
 #[test]
 fn a_file_that_shows_a_disk_is_read_while_that_is_streamed() {
     let place = Place::new();
-    let mut daemon = place.ours(&[]);
+    let mut daemon = place.ours("");
     daemon.must("blockdev-add", qcow2("top", "t", json!("")));
-    std::fs::write(place.path("disk"), b"").expect("a file");
+    place.write("disk", b"");
     let export = json!({"type": "fuse", "id": "e", "node-name": "top", "mountpoint": "disk",
         "writable": true});
     daemon.must("block-export-add", export);
@@ -202,5 +202,5 @@ fn a_file_that_shows_a_disk_is_read_while_that_is_streamed() {
     daemon.must("block-export-del", json!({"id": "e"}));
     daemon.end();
     let words = ["compare", "-q", "t", "o"];
-    place.must("qemu-img", &words);
+    place.img(&words);
 }

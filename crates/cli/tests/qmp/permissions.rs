@@ -286,7 +286,7 @@ fn nodes_that_are_asked_for_keep_their_locks() {
     for program in [None, Some(PathBuf::from(NAME))] {
         let place = Place::new();
         let program = program.unwrap_or_else(|| place.path(NAME));
-        let mut daemon = place.start(&program, &[]);
+        let mut daemon = place.start(&program, "");
         for step in &script {
             let Ask(command, arguments) = step else {
                 panic!("no question")
@@ -294,10 +294,10 @@ fn nodes_that_are_asked_for_keep_their_locks() {
             daemon.must(command, arguments.clone());
         }
         for used in ["o", "b"] {
-            let said = make_anew(place.folder.path(), used);
+            let said = make_anew(place.root(), used);
             assert!(said.contains("Failed to get \"write\" lock"), "{said}");
         }
-        assert_eq!(make_anew(place.folder.path(), "t"), "", "{program:?}");
+        assert_eq!(make_anew(place.root(), "t"), "", "{program:?}");
         daemon.end();
     }
 }

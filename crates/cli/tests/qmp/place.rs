@@ -1,29 +1,33 @@
 //! A folder with images, daemons in it, and scripts for both.
 
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::symlink;
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::process::Stdio;
+use std::time::Duration;
 
 use serde_json::{Value, json};
-use tempfile::TempDir;
+use vellum_testing::{Folder, Qmp, Running, Words, until};
 
+pub const VELLUM: &str = env!("CARGO_BIN_EXE_vellum");
 pub const NAME: &str = "qemu-storage-daemon";
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A folder with a chain of images, `b`, `m` on it and `t` on that, and an image `o` to put
 /// over others.
-pub struct Place {
-    pub folder: TempDir,
+pub struct Place(Folder);
+
+impl Deref for Place {
+    type Target = Folder;
+
+    fn deref(&self) -> &Folder {
+        &self.0
+    }
 }
 
 impl Place {
     pub fn new() -> Place {
-        let folder = tempfile::tempdir().expect("a folder");
-        symlink(env!("CARGO_BIN_EXE_vellum"), folder.path().join(NAME)).expect("a link");
-        let place = Place { folder };
+        let place = Place(Folder::new(VELLUM));
+        place.link(NAME);
         place.img("create -q -f qcow2 b 1M");
         place.img("create -q -f qcow2 -b b -F qcow2 m");
         place.img("create -q -f qcow2 -b m -F qcow2 t");
@@ -32,25 +36,6 @@ impl Place {
         place.io("m", &["write -P 2 64k 128k"]);
         place.io("b", &["write -P 3 128k 256k"]);
         place
-    }
-
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    pub fn must(&self, program: &str, words: &[&str]) -> String {
-        let output = Command::new(program)
-            .current_dir(self.folder.path())
-            .args(words)
-            .output()
-            .expect("the program of `cargo xtask setup`");
-        assert!(output.status.success(), "{program} {words:?}: {output:?}");
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    }
-
-    pub fn img(&self, line: &str) {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        self.must("qemu-img", &words);
     }
 
     /// Has the real `qemu-io` do something with an image; no pattern may fail.
@@ -62,10 +47,8 @@ impl Place {
         if commands.iter().all(|command| command.starts_with("read")) {
             words.push("-r");
         }
-        words.extend(commands.iter().flat_map(|command| ["-c", command]));
         words.push(name);
-        let said = self.must("qemu-io", &words);
-        assert!(!said.contains("failed"), "{said}");
+        self.0.io(&words, commands);
     }
 
     /// Our daemon, for measurements: that of the program that `VELLUM` names, which is built for
@@ -82,191 +65,87 @@ impl Place {
     }
 
     /// Starts a daemon that is asked through its standard input.
-    pub fn start(&self, program: &Path, words: &[&str]) -> Daemon {
-        let mut child = Command::new(program)
-            .current_dir(self.folder.path())
-            .args(["--chardev", "stdio,id=m", "--monitor", "m"])
-            .args(words)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the program runs");
-        let (sender, lines) = channel();
-        let output = BufReader::new(child.stdout.take().expect("a pipe"));
-        std::thread::spawn(move || {
-            for line in output.lines().map_while(Result::ok) {
-                // QEMU says among its answers what image it makes.
-                if line.starts_with("Formatting '") {
-                    continue;
-                }
-                if sender.send(line).is_err() {
-                    return;
-                }
-            }
-        });
-        let mut daemon = Daemon {
-            input: child.stdin.take(),
-            child,
-            lines,
-            answers: Vec::new(),
-            events: Vec::new(),
-        };
-        let greeting = daemon.next().expect("a greeting");
-        assert!(greeting.get("QMP").is_some(), "{greeting}");
-        daemon.ask("qmp_capabilities", json!({}));
-        daemon
+    pub fn start(&self, program: &Path, words: impl Words) -> Daemon {
+        let words = ["--chardev stdio,id=m --monitor m".words(), words.words()].concat();
+        let mut command = self.command(program.to_str().expect("a path"), &words);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut running = Running::start(command);
+        let mut qmp = Qmp::of_child(&mut running.child);
+        qmp.try_greet().expect("a greeting");
+        Daemon { running, qmp }
     }
 
-    pub fn ours(&self, words: &[&str]) -> Daemon {
+    pub fn ours(&self, words: impl Words) -> Daemon {
         self.start(&self.path(NAME), words)
     }
 }
 
 /// A daemon with what it has said.
 pub struct Daemon {
-    pub child: Child,
-    pub input: Option<ChildStdin>,
-    pub lines: Receiver<String>,
-    answers: Vec<Value>,
-    events: Vec<Value>,
+    pub running: Running,
+    qmp: Qmp,
+}
+
+impl Deref for Daemon {
+    type Target = Qmp;
+
+    fn deref(&self) -> &Qmp {
+        &self.qmp
+    }
+}
+
+impl DerefMut for Daemon {
+    fn deref_mut(&mut self) -> &mut Qmp {
+        &mut self.qmp
+    }
 }
 
 impl Daemon {
-    /// The next message, if there comes one.
-    pub fn next(&mut self) -> Option<Value> {
-        match self.lines.recv_timeout(PATIENCE) {
-            Ok(line) => Some(serde_json::from_str(&line).expect("JSON")),
-            Err(RecvTimeoutError::Disconnected) => None,
-            Err(RecvTimeoutError::Timeout) => {
-                let (answers, events) = (&self.answers, &self.events);
-                panic!("nothing comes; so far: {answers:?}, {events:?}")
-            }
-        }
-    }
-
-    pub fn send(&mut self, text: &str) {
-        let input = self.input.as_mut().expect("a pipe");
-        input.write_all(text.as_bytes()).expect("it listens");
-    }
-
-    /// The answer to what was sent; events before it are kept.
-    pub fn answer(&mut self) -> Value {
-        loop {
-            let mut message = self.next().expect("an answer");
-            let Some(members) = message.as_object_mut() else {
-                panic!("{message}")
-            };
-            if members.remove("timestamp").is_none() {
-                self.answers.push(message.clone());
-                return message;
-            }
-            self.events.push(message);
-        }
-    }
-
-    pub fn ask(&mut self, command: &str, arguments: Value) -> Value {
-        let request = json!({"execute": command, "arguments": arguments});
-        self.send(&format!("{request}\n"));
-        self.answer()
-    }
-
     /// Removes an export whose client has ended, of which the server may hear later.
-    fn remove_left_export(&mut self, id: &str) {
-        loop {
-            let answer = self.ask("block-export-del", json!({"id": id}));
+    fn remove_left_export(&mut self, id: &str) -> Value {
+        let mut answer = json!(null);
+        until("the export is not in use", || {
+            answer = self.ask("block-export-del", json!({"id": id}));
             let text = answer["error"]["desc"].as_str().unwrap_or_default();
-            if !text.ends_with("still in use") {
-                return;
-            }
-            self.answers.pop();
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    /// As [`Daemon::ask`]; it must succeed.
-    pub fn must(&mut self, command: &str, arguments: Value) -> Value {
-        let mut answer = self.ask(command, arguments);
-        assert!(answer.get("return").is_some(), "{command}: {answer}");
-        answer["return"].take()
+            !text.ends_with("still in use")
+        });
+        answer
     }
 
     /// Waits until a job gets into a state, now or earlier.
     pub fn wait(&mut self, id: &str, status: &str) {
-        let wanted = json!({"status": status, "id": id});
-        while !self.events.iter().any(|event| event["data"] == wanted) {
-            let mut message = self.next().expect("an event");
-            message
-                .as_object_mut()
-                .expect("an object")
-                .remove("timestamp");
-            self.events.push(message);
-        }
+        let is_there = self.wait_within(id, status, PATIENCE);
+        assert!(is_there, "{id} is not {status}: {:?}", self.events);
     }
 
     /// Waits for an event, or finds one that has come; its data.
     pub fn event(&mut self, name: &str) -> Value {
-        loop {
-            if let Some(event) = self.events.iter().find(|event| event["event"] == name) {
-                return event["data"].clone();
-            }
-            let mut event = self.next().expect("an event");
-            let members = event.as_object_mut().expect("an object");
-            members.remove("timestamp");
-            self.events.push(event);
-        }
+        self.qmp.event(name)["data"].take()
     }
 
     /// As [`Daemon::wait`], but not longer than `limit`; whether the job got there.
     pub fn wait_within(&mut self, id: &str, status: &str, limit: Duration) -> bool {
         let wanted = json!({"status": status, "id": id});
-        let end = Instant::now() + limit;
-        while !self.events.iter().any(|event| event["data"] == wanted) {
-            let left = end.saturating_duration_since(Instant::now());
-            let Ok(line) = self.lines.recv_timeout(left) else {
-                return false;
-            };
-            let mut message: Value = serde_json::from_str(&line).expect("JSON");
-            let members = message.as_object_mut().expect("an object");
-            members.remove("timestamp");
-            self.events.push(message);
-        }
-        true
+        let is_wanted = |event: &Value| (event["data"] == wanted).then_some(());
+        let found = self.try_wait(limit, is_wanted).expect("it is there");
+        found.is_some()
     }
 
     /// Ends it as it is.
-    pub fn kill(mut self) {
-        self.child.kill().expect("a child");
-        self.child.wait().expect("a child");
+    pub fn kill(self) {
+        self.running.kill();
     }
 
-    /// Ends it; what it has said.
-    pub fn end(mut self) -> (Vec<Value>, Vec<Value>) {
+    /// Ends it; the events that have come.
+    pub fn end(mut self) -> Vec<Value> {
         self.ask("quit", json!({}));
-        self.wait_for_exit();
-        (
-            std::mem::take(&mut self.answers),
-            std::mem::take(&mut self.events),
-        )
+        self.wait_for_exit()
     }
 
-    pub fn wait_for_exit(&mut self) {
-        let end = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.child.try_wait().expect("a child") {
-                assert!(status.success(), "{status}");
-                return;
-            }
-            assert!(Instant::now() < end, "it does not end");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // It has ended already, unless a test failed.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    /// Waits for its end; the events that have come by then.
+    pub fn wait_for_exit(mut self) -> Vec<Value> {
+        self.running.wait_for_success();
+        std::mem::take(&mut self.qmp.events)
     }
 }
 
@@ -311,15 +190,15 @@ pub fn alike(words: &[&str], script: &[Step], tolerance: &Tolerance) {
             true => PathBuf::from(NAME),
             false => place.path(NAME),
         };
-        let mut daemon = place.start(&program, words);
+        let (mut daemon, mut answers) = (place.start(&program, words), Vec::new());
         for step in script {
             match step {
-                Ask(command, arguments) => drop(daemon.ask(command, arguments.clone())),
+                Ask(command, arguments) => answers.push(daemon.ask(command, arguments.clone())),
                 Say(text) => {
-                    daemon.send(&format!("{text}\n"));
-                    daemon.answer();
+                    daemon.say(&format!("{text}\n"));
+                    answers.push(daemon.answer());
                 }
-                RemoveLeft(id) => daemon.remove_left_export(id),
+                RemoveLeft(id) => answers.push(daemon.remove_left_export(id)),
                 Wait(id, status) => daemon.wait(id, status),
                 Event(name) => drop(daemon.event(name)),
                 Io(export, commands) => {
@@ -328,7 +207,8 @@ pub fn alike(words: &[&str], script: &[Step], tolerance: &Tolerance) {
                 }
             }
         }
-        daemon.end()
+        answers.push(daemon.ask("quit", json!({})));
+        (answers, daemon.wait_for_exit())
     };
     let ((our_answers, our_events), (answers, events)) = (play(false), play(true));
     for (at, (ours, theirs)) in our_answers.iter().zip(&answers).enumerate() {

@@ -159,7 +159,7 @@ impl Walk {
 #[test]
 fn every_member_of_the_schema_is_taken() {
     let place = Place::new();
-    let mut daemon = place.ours(&[]);
+    let mut daemon = place.ours("");
     let node = json!({"driver": "null-co", "node-name": NAME, "size": 1 << 20});
     daemon.must("blockdev-add", node);
     let entries = list(&daemon.must("query-qmp-schema", json!({})));

@@ -181,7 +181,7 @@ fn a_child_that_was_made_with_its_quorum_goes_with_its_place() {
 fn a_child_of_another_size_is_refused() {
     let place = Place::new();
     place.img("create -q -f raw big 2M");
-    let mut daemon = place.ours(&[]);
+    let mut daemon = place.ours("");
     for step in children() {
         let Ask(command, arguments) = step else {
             unreachable!("nodes are asked for")

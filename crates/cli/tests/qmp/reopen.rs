@@ -177,8 +177,7 @@ fn a_client_writes_on_while_nodes_are_opened_anew() {
         let text = "Read-only block node 'disk' cannot support read-write users";
         assert_eq!(refused["error"]["desc"], text);
         // The power is cut: what was flushed is there.
-        daemon.child.kill().expect("a child");
-        daemon.child.wait().expect("a child");
+        daemon.kill();
         place.io("b", &[&format!("read -P {byte} 0 512k")]);
     });
 }
@@ -267,7 +266,7 @@ fn a_file_is_locked_at_every_moment_of_a_reopen() {
             let mut attempts = 0;
             while attempts < 3 || !is_over.load(Ordering::SeqCst) {
                 let output = std::process::Command::new("qemu-io")
-                    .current_dir(place.folder.path())
+                    .current_dir(place.root())
                     .args(["-f", "qcow2", "-c", "write 0 512", "b"])
                     .output()
                     .expect("qemu-io");

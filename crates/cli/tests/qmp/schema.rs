@@ -185,8 +185,8 @@ const REASONS: &[(&str, &[&str], &str)] = include!("schema_differences.rs");
 #[test]
 fn every_entry_is_the_real_daemons_or_has_a_reason() {
     let place = Place::new();
-    let mut ours = place.ours(&[]);
-    let mut theirs = place.start(NAME.as_ref(), &[]);
+    let mut ours = place.ours("");
+    let mut theirs = place.start(NAME.as_ref(), "");
     let mut comparison = Comparison {
         ours: entries(ours.must("query-qmp-schema", json!({}))),
         theirs: entries(theirs.must("query-qmp-schema", json!({}))),

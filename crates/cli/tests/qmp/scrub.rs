@@ -29,30 +29,25 @@ const TOP: &str = "driver=qcow2,file.filename=t,checksums=on";
 
 fn vellum(place: &Place, words: &[&str]) -> (i32, String) {
     let mut command = Command::new(PathBuf::from(env!("CARGO_BIN_EXE_vellum")));
-    let output = command.args(words).current_dir(place.folder.path());
+    let output = command.args(words).current_dir(place.root());
     let output = output.output().expect("it runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     (output.status.code().unwrap_or(-1), text)
 }
 
 fn start(place: &Place) -> Daemon {
-    place.ours(&[
-        "--nbd-server",
-        "addr.type=unix,addr.path=sock",
-        "--blockdev",
-        "driver=qcow2,node-name=base,read-only=on,file.driver=file,file.filename=b",
-        "--blockdev",
-        "driver=qcow2,node-name=top,backing=base,file.driver=file,file.filename=t",
-        "--export",
-        "nbd,id=e,node-name=top,name=,writable=on",
-    ])
+    place.ours(
+        "--nbd-server addr.type=unix,addr.path=sock \
+             --blockdev driver=qcow2,node-name=base,read-only=on,file.driver=file,file.filename=b \
+             \
+             --blockdev driver=qcow2,node-name=top,backing=base,file.driver=file,file.filename=t \
+             --export nbd,id=e,node-name=top,name=,writable=on",
+    )
 }
 
 /// Changes a byte of the first cluster of `t`.
 fn damage(place: &Place, inside: u64) {
-    let map: Value =
-        serde_json::from_str(&place.must("qemu-img", &["map", "-U", "--output=json", "t"]))
-            .expect("JSON");
+    let map: Value = serde_json::from_str(&place.img("map -U --output=json t")).expect("JSON");
     let offset = map[0]["offset"].as_u64().expect("it is data");
     let file = OpenOptions::new().write(true).open(place.path("t"));
     let file = file.expect("the image");
@@ -94,7 +89,7 @@ fn damage_that_is_left_ends_a_scrub_with_an_error() {
         scrub(json!({"job-id": "r", "repair": true})),
     );
     daemon.wait("r", "null");
-    let (_, events) = daemon.end();
+    let events = daemon.end();
     let damaged = named(&events, "X_VELLUM_SCRUB_DAMAGE");
     let told = |at: usize| (&damaged[at]["guest"]["start"], &damaged[at]["repaired"]);
     assert_eq!(damaged.len(), 4, "{events:?}");
@@ -119,7 +114,7 @@ fn a_scrub_that_repairs_everything_is_a_success() {
     daemon.wait("s", "pending");
     daemon.must("job-finalize", json!({"id": "s"}));
     daemon.wait("s", "null");
-    let (_, events) = daemon.end();
+    let events = daemon.end();
     let ended = named(&events, "BLOCK_JOB_COMPLETED");
     assert_eq!(ended[0].get("error"), None, "{ended:?}");
     assert_eq!(named(&events, "X_VELLUM_SCRUB_DAMAGE").len(), 1);
@@ -149,7 +144,7 @@ fn guests_write_beside_a_scrub() {
     daemon.must("block-job-set-speed", speed);
     place.io(URI, &["write -P 8 700k 100k"]);
     daemon.wait("s", "null");
-    let (_, events) = daemon.end();
+    let events = daemon.end();
     let ended = named(&events, "BLOCK_JOB_COMPLETED");
     assert_eq!(ended[0].get("error"), None, "{ended:?}");
     let (code, text) = vellum(&place, &["scrub", "--read-only", "t"]);
@@ -206,6 +201,6 @@ fn a_scrub_is_cancelled_and_keeps_other_jobs_away() {
         "x-vellum-scrub",
         scrub(json!({"job-id": "last", "speed": 1})),
     );
-    let (_, events) = daemon.end();
+    let events = daemon.end();
     assert_eq!(named(&events, "BLOCK_JOB_CANCELLED").len(), 2, "{events:?}");
 }

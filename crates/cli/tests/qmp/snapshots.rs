@@ -99,13 +99,13 @@ fn names_of_backing_files_are_changed_alike() {
     ];
     same(&[], &script);
     let place = Place::new();
-    let mut daemon = place.ours(&[]);
+    let mut daemon = place.ours("");
     daemon.must("blockdev-add", qcow2("base", "b", json!(null)));
     daemon.must("blockdev-add", qcow2("top", "m", json!("base")));
     let arguments = json!({"device": "top", "image-node-name": "top", "backing-file": "x/y"});
     daemon.must("change-backing-file", arguments);
     daemon.end();
-    let info = place.must("qemu-img", &["info", "--output=json", "m"]);
+    let info = place.img("info --output=json m");
     let info: Value = serde_json::from_str(&info).expect("JSON");
     assert_eq!(info["backing-filename"], "x/y");
     assert_eq!(info["backing-filename-format"], "qcow2");
@@ -263,7 +263,7 @@ fn what_is_below_an_overlay_can_be_copied_by_others() {
     let place = Place::new();
     let mut daemon = serve(&place);
     let copied = std::process::Command::new("qemu-img")
-        .current_dir(place.folder.path())
+        .current_dir(place.root())
         .args(["convert", "-O", "raw", "b", "copy"])
         .output()
         .expect("qemu-img");
@@ -295,8 +295,7 @@ fn a_snapshot_inside_an_image_has_what_was_written() {
     daemon.must("blockdev-snapshot-internal-sync", arguments);
     place.io(DISK, &["write -P 6 0 256k", "flush"]);
     // It is a crash for the image.
-    daemon.child.kill().expect("a child");
-    daemon.child.wait().expect("a child");
+    daemon.kill();
     place.io("b", &["read -P 6 0 256k", "read -P 5 256k 256k"]);
     place.img("snapshot -a then b");
     place.io("b", &["read -P 5 0 512k"]);

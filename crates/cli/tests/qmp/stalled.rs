@@ -1,12 +1,10 @@
 //! Jobs and exports of a server that does not answer any more.
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use vellum_testing::{Qmp, within};
 
 use crate::place::{Daemon, Place, with};
 
@@ -20,18 +18,15 @@ pub struct Target(pub Daemon);
 impl Target {
     pub fn start(place: &Place) -> Target {
         place.img("create -q -f raw o 64M");
-        Target(place.ours(&[
-            "--blockdev",
-            "file,node-name=o,filename=o",
-            "--nbd-server",
-            "addr.type=unix,addr.path=theirs",
-            "--export",
-            "nbd,id=e,node-name=o,name=,writable=on",
-        ]))
+        Target(place.ours(
+            "--blockdev file,node-name=o,filename=o \
+             --nbd-server addr.type=unix,addr.path=theirs \
+             --export nbd,id=e,node-name=o,name=,writable=on",
+        ))
     }
 
-    pub fn signal(&self, place: &Place, signal: &str) {
-        place.must("kill", &[signal, &self.0.child.id().to_string()]);
+    pub fn signal(&self, signal: &str) {
+        self.0.running.signal(signal);
     }
 }
 
@@ -39,14 +34,11 @@ impl Target {
 fn with_disk(place: &Place) -> Daemon {
     place.img("create -q -f qcow2 big 64M");
     place.io("big", &["write -P 1 0 64M"]);
-    let mut daemon = place.ours(&[
-        "--blockdev",
-        "qcow2,node-name=disk,file.driver=file,file.filename=big",
-        "--nbd-server",
-        "addr.type=unix,addr.path=sock",
-        "--export",
-        "nbd,id=e,node-name=disk,name=,writable=on",
-    ]);
+    let mut daemon = place.ours(
+        "--blockdev qcow2,node-name=disk,file.driver=file,file.filename=big \
+             --nbd-server addr.type=unix,addr.path=sock \
+             --export nbd,id=e,node-name=disk,name=,writable=on",
+    );
     let server = json!({"type": "unix", "path": place.path("theirs")});
     let node = json!({"driver": "nbd", "node-name": "to", "server": server, "reconnect-delay": 30});
     daemon.must("blockdev-add", node);
@@ -54,11 +46,11 @@ fn with_disk(place: &Place) -> Daemon {
 }
 
 /// Has the job `j` wait for the server.
-fn stall_in_the_middle(daemon: &mut Daemon, target: &Target, place: &Place) {
+fn stall_in_the_middle(daemon: &mut Daemon, target: &Target) {
     until("the job copies", || {
         daemon.must("query-block-jobs", json!({}))[0]["offset"] != 0
     });
-    target.signal(place, "-STOP");
+    target.signal("-STOP");
     daemon.must("block-job-set-speed", json!({"device": "j", "speed": 0}));
     std::thread::sleep(Duration::from_millis(300));
 }
@@ -82,22 +74,16 @@ fn the_end_does_not_wait_for_a_server_that_is_gone() {
     daemon.must("block-job-cancel", json!({"device": "j", "force": true}));
     assert!(daemon.wait_within("j", "null", SOON), "the job goes on");
     let asked = Instant::now();
-    daemon.send("{\"execute\": \"quit\"}\n");
+    daemon.say("{\"execute\": \"quit\"}\n");
     // It fails, and says that the target was not closed cleanly.
-    until("the daemon ends", || {
-        daemon.child.try_wait().expect("a child").is_some()
-    });
+    until("the daemon ends", || daemon.running.has_ended());
     let took = asked.elapsed();
     assert!(took < Duration::from_secs(8), "{took:?}");
     place.io("big", &["read -P 1 0 64M"]);
 }
 
-pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "never: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+pub fn until(what: &str, is_so: impl FnMut() -> bool) {
+    within(Duration::from_secs(20), what, is_so);
 }
 
 /// A job to a server that stops answering in the middle is cancelled: it ends soon, whoever
@@ -111,10 +97,10 @@ fn cancel_in_the_middle(command: &str, more: Value) {
         more,
     );
     daemon.must(command, arguments);
-    stall_in_the_middle(&mut daemon, &target, &place);
+    stall_in_the_middle(&mut daemon, &target);
     // A guest's write, which may wait for what it overwrites.
     let mut guest = Command::new("qemu-io")
-        .current_dir(place.folder.path())
+        .current_dir(place.root())
         .args(["-f", "raw", "-c", "write -P 9 60M 64k", GUEST])
         .stdout(Stdio::null())
         .spawn()
@@ -133,7 +119,7 @@ fn cancel_in_the_middle(command: &str, more: Value) {
     // What is on its way may land at any time, so it is nobody else's yet.
     let busy = daemon.ask("blockdev-del", json!({"node-name": "to"}));
     assert!(busy["error"].is_object(), "{busy}");
-    target.signal(&place, "-CONT");
+    target.signal("-CONT");
     until("the target is left", || {
         daemon.ask("blockdev-del", json!({"node-name": "to"}))["error"].is_null()
     });
@@ -173,14 +159,14 @@ fn target_goes(command: &str) {
     let to = json!({"target": "nbd+unix:///?socket=theirs", "mode": "existing", "format": "raw"});
     let job = json!({"device": "disk", "sync": "full", "job-id": "j", "speed": 4 << 20});
     daemon.must(command, with(job, to));
-    stall_in_the_middle(&mut daemon, &target, &place);
+    stall_in_the_middle(&mut daemon, &target);
     daemon.must("block-job-cancel", json!({"device": "j", "force": true}));
     assert!(
         daemon.wait_within("j", "null", SOON),
         "{command}: it goes on"
     );
     assert!(nodes(&mut daemon) > before, "{command}: the server has it");
-    target.signal(&place, "-CONT");
+    target.signal("-CONT");
     until("the target is closed", || nodes(&mut daemon) == before);
     daemon.end();
     target.0.end();
@@ -200,9 +186,9 @@ fn an_export_of_a_stalled_server_ends_behind_the_answer() {
     let export =
         json!({"type": "nbd", "id": "x", "node-name": "to", "name": "x", "writable": true});
     daemon.must("block-export-add", export.clone());
-    target.signal(&place, "-STOP");
+    target.signal("-STOP");
     let mut guest = Command::new("qemu-io")
-        .current_dir(place.folder.path())
+        .current_dir(place.root())
         .args(["-f", "raw", "-c", "write -P 9 0 64k"])
         .arg("nbd+unix:///x?socket=sock")
         .stdout(Stdio::null())
@@ -228,7 +214,7 @@ fn an_export_of_a_stalled_server_ends_behind_the_answer() {
         let refused = daemon.ask(command, arguments);
         assert!(refused["error"].is_object(), "{command}: {refused}");
     }
-    target.signal(&place, "-CONT");
+    target.signal("-CONT");
     assert_eq!(daemon.event("BLOCK_EXPORT_DELETED")["id"], "x");
     assert!(find(&daemon.must("query-block-exports", json!({}))).is_none());
     daemon.must("blockdev-del", json!({"node-name": "to"}));
@@ -236,47 +222,6 @@ fn an_export_of_a_stalled_server_ends_behind_the_answer() {
     guest.wait().expect("a child");
     daemon.end();
     target.0.end();
-}
-
-/// A second client of the daemon's monitors, whose requests are answered one after the other.
-pub struct Monitor(BufReader<UnixStream>);
-
-impl Monitor {
-    pub fn connect(place: &Place) -> Monitor {
-        let stream = UnixStream::connect(place.path("qmp")).expect("it listens");
-        let mut monitor = Monitor(BufReader::new(stream));
-        monitor.line();
-        monitor.ask("qmp_capabilities", json!({}));
-        monitor.answer();
-        monitor
-    }
-
-    fn line(&mut self) -> Value {
-        let mut line = String::new();
-        self.0.read_line(&mut line).expect("a line");
-        serde_json::from_str(&line).expect("JSON")
-    }
-
-    pub fn ask(&mut self, command: &str, arguments: Value) {
-        let request = json!({"execute": command, "arguments": arguments});
-        let sent = writeln!(self.0.get_mut(), "{request}");
-        sent.expect("it listens");
-    }
-
-    /// Sends no more, and still receives.
-    pub fn end_asking(&self) {
-        let ended = self.0.get_ref().shutdown(Shutdown::Write);
-        ended.expect("it is connected");
-    }
-
-    pub fn answer(&mut self) -> Value {
-        loop {
-            let line = self.line();
-            if line.get("event").is_none() {
-                return line;
-            }
-        }
-    }
 }
 
 /// Whoever has a node opened anew or closed that stands on a silent server waits for that, and nobody
@@ -304,19 +249,19 @@ fn other_commands_are_answered_while_a_node_waits_for_its_server() {
         "--nbd-server",
         "addr.type=unix,addr.path=sock",
     ]);
-    let mut other = Monitor::connect(&place);
+    let mut other = Qmp::connect(place.path("qmp"));
     let mirror =
         json!({"device": "disk", "target": "to", "sync": "full", "job-id": "j", "speed": 4 << 20});
     daemon.must("blockdev-mirror", mirror);
-    stall_in_the_middle(&mut daemon, &target, &place);
+    stall_in_the_middle(&mut daemon, &target);
     let path = json!({"type": "unix", "path": place.path("theirs")});
     let options =
         json!({"driver": "nbd", "node-name": "to", "server": path, "reconnect-delay": 30});
-    other.ask("blockdev-reopen", json!({"options": [options]}));
+    other.send("blockdev-reopen", json!({"options": [options]}));
     std::thread::sleep(Duration::from_millis(300));
     daemon.must("query-block-jobs", json!({}));
     daemon.must("block-job-cancel", json!({"device": "j", "force": true}));
-    target.signal(&place, "-CONT");
+    target.signal("-CONT");
     let reopened = other.answer();
     assert!(reopened.get("return").is_some(), "{reopened}");
 
@@ -328,11 +273,11 @@ fn other_commands_are_answered_while_a_node_waits_for_its_server() {
     place.io("nbd+unix:///x?socket=sock", &["write -P 9 0 64k"]);
     daemon.must("block-export-del", json!({"id": "x"}));
     daemon.event("BLOCK_EXPORT_DELETED");
-    target.signal(&place, "-STOP");
-    other.ask("blockdev-del", json!({"node-name": "to"}));
+    target.signal("-STOP");
+    other.send("blockdev-del", json!({"node-name": "to"}));
     std::thread::sleep(Duration::from_millis(300));
     daemon.must("query-block-jobs", json!({}));
-    target.signal(&place, "-CONT");
+    target.signal("-CONT");
     let removed = other.answer();
     assert!(removed.get("return").is_some(), "{removed}");
     daemon.end();
@@ -343,20 +288,20 @@ fn other_commands_are_answered_while_a_node_waits_for_its_server() {
 /// an export: others are answered meanwhile.
 fn ask_of_silent(
     (place, target): (&Place, &Target),
-    (daemon, other): (&mut Daemon, &mut Monitor),
+    (daemon, other): (&mut Daemon, &mut Qmp),
     (command, arguments): (&str, Value),
 ) {
     let exports = daemon.must("query-block-exports", json!({}));
-    target.signal(place, "-STOP");
+    target.signal("-STOP");
     let guest = (exports != json!([])).then(|| {
         let mut program = Command::new("qemu-io");
-        let program = program.current_dir(place.folder.path());
+        let program = program.current_dir(place.root());
         let program = program.args(["-f", "raw", "-c", "read -P 7 0 64k", GUEST]);
         let program = program.stdout(Stdio::null());
         program.spawn().expect("qemu-io")
     });
     std::thread::sleep(Duration::from_millis(300));
-    other.ask(command, arguments);
+    other.send(command, arguments);
     std::thread::sleep(Duration::from_millis(300));
     daemon.must("query-block", json!({}));
     daemon.must(
@@ -365,7 +310,7 @@ fn ask_of_silent(
     );
     daemon.must("query-named-block-nodes", json!({}));
     daemon.must("blockdev-del", json!({"node-name": "more"}));
-    target.signal(place, "-CONT");
+    target.signal("-CONT");
     let done = other.answer();
     assert!(done.get("return").is_some(), "{command}: {done}");
     let ended = guest.map(|mut guest| guest.wait().expect("a child"));
@@ -375,7 +320,7 @@ fn ask_of_silent(
 /// A daemon with a new image on the server `theirs` as its node `to`, and a second monitor.
 fn with_an_image_there(place: &Place) -> Daemon {
     place.img("create -q -f qcow2 nbd+unix:///?socket=theirs 1M");
-    let server = place.path("theirs").display().to_string();
+    let server = place.name("theirs");
     let node = format!(
         "qcow2,node-name=to,file.driver=nbd,file.server.type=unix,file.server.path={server}"
     );
@@ -398,7 +343,7 @@ fn other_commands_are_answered_while_a_disk_is_changed_whose_server_is_silent() 
     let place = Place::new();
     let target = Target::start(&place);
     let mut daemon = with_an_image_there(&place);
-    let mut other = Monitor::connect(&place);
+    let mut other = Qmp::connect(place.path("qmp"));
     let internal = |name: &str| json!({"device": "to", "name": name});
     let resize = json!({"node-name": "to", "size": 2 << 20});
     let two = json!({"type": "blockdev-snapshot-internal-sync", "data": internal("two")});
@@ -421,13 +366,13 @@ fn other_commands_are_answered_while_a_disk_is_changed_whose_server_is_silent() 
     }
     place.io(GUEST, &["read -P 7 0 64k", "write -P 8 1M 64k"]);
     // The end of the daemon does not wait for such a command.
-    target.signal(&place, "-STOP");
-    other.ask("blockdev-snapshot-delete-internal-sync", internal("two"));
+    target.signal("-STOP");
+    other.send("blockdev-snapshot-delete-internal-sync", internal("two"));
     std::thread::sleep(Duration::from_millis(300));
-    daemon.send("{\"execute\": \"quit\"}");
+    daemon.say("{\"execute\": \"quit\"}");
     let refused = other.answer();
     assert!(refused.get("error").is_some(), "{refused}");
-    target.signal(&place, "-CONT");
+    target.signal("-CONT");
     daemon.answer();
     daemon.wait_for_exit();
     target.0.end();
@@ -442,7 +387,7 @@ fn other_commands_are_answered_while_bitmaps_are_changed_of_a_silent_server() {
     place.img("create -q -f raw copy 1M");
     let copy = json!({"driver": "file", "node-name": "copy", "filename": "copy"});
     daemon.must("blockdev-add", copy);
-    let mut other = Monitor::connect(&place);
+    let mut other = Qmp::connect(place.path("qmp"));
     let named = json!({"node": "to", "name": "b"});
     let merge = json!({"node": "to", "target": "b", "bitmaps": ["c"]});
     let activity = |active: bool| json!({"node-name": "to", "active": active});
@@ -470,13 +415,13 @@ fn other_commands_are_answered_while_bitmaps_are_changed_of_a_silent_server() {
         ("blockdev-set-active", activity(false)),
         ("blockdev-set-active", activity(true)),
     ] {
-        target.signal(&place, "-STOP");
-        other.ask(command, arguments);
+        target.signal("-STOP");
+        other.send(command, arguments);
         std::thread::sleep(Duration::from_millis(300));
         let null = json!({"driver": "null-co", "node-name": "more"});
         daemon.must("blockdev-add", null);
         daemon.must("blockdev-del", json!({"node-name": "more"}));
-        target.signal(&place, "-CONT");
+        target.signal("-CONT");
         let done = other.answer();
         assert!(done.get("return").is_some(), "{command}: {done}");
         match command {
@@ -499,7 +444,7 @@ fn other_commands_are_answered_while_a_cancelled_stream_waits_for_its_server() {
     place.io("nbd+unix:///?socket=theirs", &["write -P 1 0 64M"]);
     place.img("create -q -f qcow2 -u -b base -F raw top 64M");
     place.img("create -q -f qcow2 other 64M");
-    let server = place.path("theirs").display().to_string();
+    let server = place.name("theirs");
     let below = "qcow2,node-name=disk,file.driver=file,file.filename=top,backing.driver=raw,\
                  backing.file.driver=nbd,backing.file.server.type=unix,backing.file.server.path=";
     let mut daemon = place.ours(&[
@@ -512,7 +457,7 @@ fn other_commands_are_answered_while_a_cancelled_stream_waits_for_its_server() {
     ]);
     let stream = json!({"device": "disk", "job-id": "j", "speed": 4 << 20});
     daemon.must("block-stream", stream);
-    stall_in_the_middle(&mut daemon, &target, &place);
+    stall_in_the_middle(&mut daemon, &target);
     daemon.must("block-job-cancel", json!({"device": "j"}));
     std::thread::sleep(Duration::from_millis(300));
     let asked = Instant::now();
@@ -531,7 +476,7 @@ fn other_commands_are_answered_while_a_cancelled_stream_waits_for_its_server() {
     place.io("nbd+unix:///over?socket=sock", &["write -P 2 0 64k"]);
     daemon.must("block-export-del", json!({"id": "e"}));
     assert!(asked.elapsed() < SOON, "{:?}", asked.elapsed());
-    target.signal(&place, "-CONT");
+    target.signal("-CONT");
     daemon.wait("j", "null");
     daemon.end();
     target.0.end();

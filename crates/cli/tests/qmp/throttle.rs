@@ -135,7 +135,7 @@ fn slow_disk(place: &Place, more: &[&str]) -> (super::place::Daemon, std::proces
     let mut daemon = place.ours(&words);
     daemon.must("query-block-exports", json!({}));
     let client = std::process::Command::new("qemu-io")
-        .current_dir(place.folder.path())
+        .current_dir(place.root())
         .args(["-f", "raw", "nbd+unix:///t?socket=sock"])
         .args([
             "-c",
@@ -187,18 +187,10 @@ fn rates_are_those_of_the_real_daemon() {
         };
         let mut daemon = place.start(
             &program,
-            &[
-                "--object",
-                "throttle-group,id=g,x-iops-total=100,x-iops-size=4096",
-                "--blockdev",
-                "driver=null-co,node-name=n,size=1048576",
-                "--blockdev",
-                "driver=throttle,node-name=t,throttle-group=g,file=n",
-                "--nbd-server",
-                "addr.type=unix,addr.path=sock",
-                "--export",
-                "nbd,id=e,node-name=t",
-            ],
+            "--object throttle-group,id=g,x-iops-total=100,x-iops-size=4096 \
+             --blockdev driver=null-co,node-name=n,size=1048576 \
+             --blockdev driver=throttle,node-name=t,throttle-group=g,file=n \
+             --nbd-server addr.type=unix,addr.path=sock --export nbd,id=e,node-name=t",
         );
         daemon.must("query-block-exports", json!({}));
         let began = Instant::now();

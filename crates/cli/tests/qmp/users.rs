@@ -1,13 +1,12 @@
 //! Programs that are known to use the daemon: what they send, as they send it.
 
-use std::io::{BufReader, Write};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::{Value, json};
+use vellum_testing::{Qmp, until};
 
-use crate::place::{NAME, PATIENCE, Place};
+use crate::place::{NAME, Place};
 
 /// KubeVirt's changed-block tracking makes an overlay whose data lie in a raw file: all messages
 /// at once, without a look at the answers.
@@ -15,7 +14,7 @@ use crate::place::{NAME, PATIENCE, Place};
 fn kubevirts_overlays_are_made_alike() {
     let play = |real: bool| {
         let place = Place::new();
-        std::fs::write(place.path("overlay"), "").expect("a file");
+        place.write("overlay", "");
         place.img("create -q -f raw disk.img 64M");
         let program = match real {
             true => PathBuf::from(NAME),
@@ -23,12 +22,8 @@ fn kubevirts_overlays_are_made_alike() {
         };
         let mut daemon = place.start(
             &program,
-            &[
-                "--blockdev",
-                "file,node-name=file,filename=overlay",
-                "--blockdev",
-                "file,node-name=data-file,filename=disk.img",
-            ],
+            "--blockdev file,node-name=file,filename=overlay \
+             --blockdev file,node-name=data-file,filename=disk.img",
         );
         let options = json!({
             "driver": "qcow2",
@@ -46,7 +41,7 @@ fn kubevirts_overlays_are_made_alike() {
         if real {
             // It may stand still where it is told to quit while the job runs.
             for message in &messages {
-                daemon.send(&format!("{message}\n"));
+                daemon.say(&format!("{message}\n"));
                 answers.push(daemon.answer());
                 if message["execute"] == "blockdev-create" {
                     daemon.wait("create", "concluded");
@@ -54,11 +49,11 @@ fn kubevirts_overlays_are_made_alike() {
             }
         } else {
             let text: String = messages.iter().map(|one| format!("{one}\n")).collect();
-            daemon.send(&text);
+            daemon.say(&text);
             answers.extend(messages.iter().map(|_| daemon.answer()));
         }
         daemon.wait_for_exit();
-        let info = place.must("qemu-img", &["info", "-U", "--output=json", "overlay"]);
+        let info = place.img("info -U --output=json overlay");
         let info: Value = serde_json::from_str(&info).expect("JSON");
         let data = info["format-specific"]["data"].clone();
         (answers, data)
@@ -72,43 +67,6 @@ fn kubevirts_overlays_are_made_alike() {
         "Job 'create' in state 'running' cannot accept command verb 'dismiss'"}});
     assert!([&done, &early].contains(&&ours.0[1]), "{}", ours.0[1]);
     assert_eq!(ours.1, theirs.1);
-}
-
-/// A monitor's client of a daemon in the background.
-struct Client {
-    reader: BufReader<UnixStream>,
-    writer: UnixStream,
-}
-
-impl Client {
-    fn connect(place: &Place, path: &str) -> Client {
-        let writer = UnixStream::connect(place.path(path)).expect("it listens");
-        writer.set_read_timeout(Some(PATIENCE)).expect("set");
-        let reader = BufReader::new(writer.try_clone().expect("a clone"));
-        let mut client = Client { reader, writer };
-        assert!(client.next().get("QMP").is_some());
-        client.ask("qmp_capabilities", json!({}));
-        client
-    }
-
-    fn next(&mut self) -> Value {
-        let mut line = String::new();
-        std::io::BufRead::read_line(&mut self.reader, &mut line).expect("a line");
-        serde_json::from_str(&line).expect("JSON")
-    }
-
-    /// The answer; events before it are left out.
-    fn ask(&mut self, command: &str, arguments: Value) -> Value {
-        let request = json!({"execute": command, "arguments": arguments});
-        let sent = self.writer.write_all(format!("{request}\r\n").as_bytes());
-        sent.expect("it listens");
-        loop {
-            let message = self.next();
-            if message.get("event").is_none() {
-                return message;
-            }
-        }
-    }
 }
 
 /// What it says of a disk that is a file in `folder`.
@@ -172,15 +130,15 @@ fn proxmox_commands(folder: &str, aio: &str) -> [(&'static str, Value); 3] {
 /// What Proxmox's library tells a daemon, with the answers, and what the export shows.
 fn serve_as_proxmox(real: bool, aio: &str) -> Vec<Value> {
     let place = Place::new();
-    std::fs::write(place.path("mounted"), "").expect("a file");
+    place.write("mounted", "");
     let program = match real {
         true => PathBuf::from(NAME),
         false => place.path(NAME),
     };
     // In the background the real one stands in another folder.
-    let folder = place.folder.path().display();
+    let folder = place.root().display();
     let status = Command::new(program)
-        .current_dir(place.folder.path())
+        .current_dir(place.root())
         .args(["--daemonize", "--pidfile", &format!("{folder}/pid")])
         .args([
             "--chardev",
@@ -190,13 +148,13 @@ fn serve_as_proxmox(real: bool, aio: &str) -> Vec<Value> {
         .status()
         .expect("the program runs");
     assert!(status.success());
-    let pid = std::fs::read_to_string(place.path("pid")).expect("a process id");
-    let mut client = Client::connect(&place, "qmp");
+    let pid = place.text("pid");
+    let mut client = Qmp::connect(place.path("qmp"));
     let mut answers = Vec::new();
     for (command, arguments) in proxmox_commands(&folder.to_string(), aio) {
         answers.push(client.ask(command, arguments));
     }
-    let bytes = std::fs::read(place.path("mounted")).expect("a disk");
+    let bytes = place.read("mounted");
     assert_eq!(bytes.len(), 1 << 20);
     assert!(bytes[128 << 10..384 << 10].iter().all(|&byte| byte == 3));
     let disk = std::fs::File::options()
@@ -208,24 +166,12 @@ fn serve_as_proxmox(real: bool, aio: &str) -> Vec<Value> {
     drop(disk);
     answers.push(client.ask("block-export-del", json!({"id": "export"})));
     answers.push(client.ask("quit", json!({})));
-    wait_until_gone(pid.trim());
+    until("the end", || !is_running(pid.trim()));
     for left in ["pid", "qmp"] {
         assert!(!place.path(left).exists(), "{left} stays, real: {real}");
     }
     place.io("b", &["read -P 7 0 4k", "read -P 3 128k 256k"]);
     answers
-}
-
-fn wait_until_gone(pid: &str) {
-    let end = std::time::Instant::now() + PATIENCE;
-    let is_running = || {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/stat"));
-        status.is_ok_and(|status| !status.contains(") Z "))
-    };
-    while is_running() {
-        assert!(std::time::Instant::now() < end, "it does not end");
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
 }
 
 /// Proxmox serves an image as a file, throttled, by a daemon in the background.
@@ -239,4 +185,9 @@ fn proxmoxs_exports_come_and_go_alike() {
         );
         assert_eq!(answers, serve_as_proxmox(true, aio), "{aio}");
     }
+}
+
+fn is_running(pid: &str) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    status.is_ok_and(|status| !status.contains(") Z "))
 }

@@ -63,7 +63,7 @@ fn a_bitmap_whose_node_is_gone_ends_no_start() {
     client.must("blockdev-snapshot-sync", snapshot("a", "over"));
     place.io("e", &["write -P 5 0 64k", "flush"]);
     client.must("block-stream", json!({"job-id": "j", "device": "over"}));
-    client.event("BLOCK_JOB_COMPLETED");
+    client.take_event("BLOCK_JOB_COMPLETED");
     client.must("blockdev-del", json!({"node-name": "a"}));
     let (service, client) = again(&place, service);
     expect_told(&service, "b");

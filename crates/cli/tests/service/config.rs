@@ -8,7 +8,8 @@ use std::thread::JoinHandle;
 
 use serde_json::json;
 
-use crate::place::{Client, Place, VELLUM};
+use crate::place::{Place, VELLUM};
+use vellum_testing::Qmp;
 
 const DAEMON: &str = "[daemon]\nmonitors = ['qmp.sock']\nnbd = { path = 'nbd.sock' }\n";
 
@@ -31,7 +32,7 @@ impl Busy {
     fn begin(place: &Place, export: &str) -> Busy {
         let uri = format!("nbd+unix:///{export}?socket=nbd.sock");
         let mut child = Command::new("qemu-io")
-            .current_dir(place.folder.path())
+            .current_dir(place.root())
             .args(["-f", "raw", &uri])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -79,14 +80,14 @@ impl Busy {
 fn what_would_be_done_is_told_and_nothing_is_opened() {
     let place = Place::new();
     place.write("disks.toml", &(DAEMON.to_owned() + &disk("nowhere", "")));
-    let told = place.must(VELLUM, &["daemon", "--config", "disks.toml", "--check"]);
+    let told = place.must(VELLUM, "daemon --config disks.toml --check");
     let lines: Vec<&str> = told.lines().collect();
     assert_eq!(lines.len(), 4, "{told}");
     assert_eq!(lines[0], "disks.toml:2: a monitor at qmp.sock");
     assert!(lines[1].starts_with("disks.toml:3: {\"execute\":\"nbd-server-start\""));
     assert!(lines[2].starts_with("disks.toml:5: {\"execute\":\"blockdev-add\""));
     assert!(lines[3].starts_with("disks.toml:9: {\"execute\":\"block-export-add\""));
-    assert!(!place.path("qmp.sock").exists() && !place.path("nbd.sock").exists());
+    assert!(!place.has("qmp.sock") && !place.has("nbd.sock"));
 
     place.write(
         "wrong.toml",
@@ -94,9 +95,9 @@ fn what_would_be_done_is_told_and_nothing_is_opened() {
     );
     for words in [&["--check"][..], &[]] {
         let words = [&["daemon", "--config", "wrong.toml"][..], words].concat();
-        let output = place.output(VELLUM, &words);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{said}");
+        let output = place.run(VELLUM, &words);
+        let said = output.err;
+        assert_eq!(output.code, Some(1), "{said}");
         let expected = "vellum daemon: wrong.toml:1:1: 'image' is missing in disk 'a'";
         assert!(said.starts_with(expected), "{said}");
     }
@@ -107,9 +108,9 @@ fn a_start_that_fails_names_the_line() {
     let place = Place::new();
     let text = DAEMON.to_owned() + &disk("a", "") + &disk("nowhere", "");
     place.write("disks.toml", &text);
-    let output = place.output(VELLUM, &["daemon", "--config", "disks.toml"]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let output = place.run(VELLUM, "daemon --config disks.toml");
+    let said = output.err;
+    assert_eq!(output.code, Some(1), "{said}");
     let expected = "disks.toml:14:8: disk 'nowhere': Could not open 'nowhere': No such file";
     assert!(said.contains(expected), "{said}");
 
@@ -142,8 +143,8 @@ fn changes_come_into_force_under_a_client() {
         |parts: &[String]| place.write("disks.toml", &(DAEMON.to_owned() + &parts.concat()));
     let limited = disk("a", "throttle = 't'");
     write(&[limits(100_000), limited.clone(), disk("b", "")]);
-    let service = place.serve(&["--config", "disks.toml"]);
-    let mut monitor = Client::connect(&place.path("qmp.sock"));
+    let service = place.serve("--config disks.toml");
+    let mut monitor = place.monitor();
     assert_eq!(monitor.exports(), ["a-nbd", "b-nbd"]);
     let busy = Busy::begin(&place, "a");
 
@@ -200,8 +201,8 @@ fn what_clients_did_is_met_as_they_left_it() {
         "disks.toml",
         &(DAEMON.to_owned() + &disk("a", "") + &disk("b", "")),
     );
-    let service = place.serve(&["--config", "disks.toml"]);
-    let mut monitor = Client::connect(&place.path("qmp.sock"));
+    let service = place.serve("--config disks.toml");
+    let mut monitor = place.monitor();
     // An overlay that a client has put over a disk is what the disk's export shows.
     let snapshot = json!({
         "node-name": "a", "snapshot-file": "over", "snapshot-node-name": "over", "format": "qcow2",
@@ -244,12 +245,12 @@ fn what_clients_did_is_met_as_they_left_it() {
 fn monitors_come_with_a_new_file() {
     let place = Place::new();
     place.write("disks.toml", DAEMON);
-    let service = place.serve(&["--config", "disks.toml"]);
-    Client::connect(&place.path("qmp.sock"));
+    let service = place.serve("--config disks.toml");
+    place.monitor();
     let more = DAEMON.replace("['qmp.sock']", "['qmp.sock', 'second.sock']");
     place.write("disks.toml", &more);
     service.reload();
-    let mut second = Client::connect(&place.path("second.sock"));
+    let mut second = Qmp::connect(place.path("second.sock"));
     assert_eq!(second.exports(), [""; 0]);
     place.write("disks.toml", DAEMON);
     service.reload();
@@ -259,13 +260,13 @@ fn monitors_come_with_a_new_file() {
         service.log()
     );
     service.end();
-    assert!(!place.path("second.sock").exists());
+    assert!(!place.has("second.sock"));
 }
 
 #[test]
 fn overlays_of_one_image_are_opened_anew_under_a_client() {
     let place = Place::new();
-    place.must(VELLUM, &["io", "-c", "write -q -P 5 0 1M", "d"]);
+    place.must(VELLUM, "io -c 'write -q -P 5 0 1M' d");
     for name in ["a", "b", "c"] {
         let words = [
             "create", "-q", "-f", "qcow2", "-b", "d", "-F", "qcow2", name,
@@ -276,12 +277,12 @@ fn overlays_of_one_image_are_opened_anew_under_a_client() {
         let disks: String = ["a", "b", "c"].map(|name| disk(name, more)).concat();
         DAEMON.to_owned() + "[throttle.t]\niops-total = 100000\n" + &disks
     };
-    place.write("disks.toml", &disks("throttle = 't'"));
-    let service = place.serve(&["--config", "disks.toml"]);
+    place.write("disks.toml", disks("throttle = 't'"));
+    let service = place.serve("--config disks.toml");
     let busy = Busy::begin(&place, "a");
     place.write(
         "disks.toml",
-        &disks("throttle = 't'\ndiscard = 'unmap'\ncache = 'none'"),
+        disks("throttle = 't'\ndiscard = 'unmap'\ncache = 'none'"),
     );
     let told = service.reload();
     assert!(
@@ -315,8 +316,8 @@ fn a_reload_that_a_job_makes_impossible_hangs_up_on_nobody() {
         place.must(VELLUM, &["create", "-q", "-f", "qcow2", name, "64M"]);
     }
     place.write("disks.toml", &(DAEMON.to_owned() + &disk("a", "")));
-    let service = place.serve(&["--config", "disks.toml"]);
-    let mut monitor = Client::connect(&place.path("qmp.sock"));
+    let service = place.serve("--config disks.toml");
+    let mut monitor = place.monitor();
     let file = json!({"driver": "file", "filename": "b"});
     let target = json!({"driver": "qcow2", "node-name": "to", "file": file});
     monitor.must("blockdev-add", target);
@@ -355,10 +356,10 @@ fn a_reload_that_waits_for_a_server_holds_nobody_up() {
     let place = Place::new();
     let listener = std::os::unix::net::UnixListener::bind(place.path("quiet")).expect("a socket");
     place.write("disks.toml", DAEMON);
-    let service = place.serve(&["--config", "disks.toml"]);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let service = place.serve("--config disks.toml");
+    let mut client = place.monitor();
     let slow = "[[disk]]\nname = 'slow'\nimage = 'nbd+unix:///?socket=quiet'\nformat = 'raw'\n";
-    place.write("disks.toml", &format!("{DAEMON}{slow}"));
+    place.write("disks.toml", format!("{DAEMON}{slow}"));
     service.signal("-HUP");
     let (_client, _) = listener.accept().expect("the daemon");
     let begun = std::time::Instant::now();

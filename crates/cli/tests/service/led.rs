@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use crate::place::{Client, Place, Service, VELLUM};
+use crate::place::{Place, Service, VELLUM};
+use vellum_testing::Qmp;
 
 const DAEMON: &str = "[daemon]\nmonitors = ['qmp.sock']\nnbd = { path = 'nbd.sock' }\n";
 const LIMITS: &str = "[throttle.t]\niops-total = 100000\n";
@@ -25,25 +26,25 @@ fn disk(more: &str, exports: &[&str]) -> String {
 
 fn place(more: &str, exports: &[&str]) -> Place {
     let place = Place::new();
-    place.must(VELLUM, &["create", "-q", "-f", "qcow2", "a", "8M"]);
-    place.must(VELLUM, &["io", "-c", "write -q -P 1 0 1M", "a"]);
-    place.write("disks.toml", &disk(more, exports));
+    place.must(VELLUM, "create -q -f qcow2 a 8M");
+    place.must(VELLUM, "io -c 'write -q -P 1 0 1M' a");
+    place.write("disks.toml", disk(more, exports));
     place
 }
 
-fn serve(place: &Place) -> (Service, Client) {
-    let service = place.serve(&["--config", "disks.toml", "--state", "state"]);
-    let client = Client::connect(&place.path("qmp.sock"));
+fn serve(place: &Place) -> (Service, Qmp) {
+    let service = place.serve("--config disks.toml --state state");
+    let client = place.monitor();
     (service, client)
 }
 
-fn snapshot(client: &mut Client, of: &str, to: &str) {
+fn snapshot(client: &mut Qmp, of: &str, to: &str) {
     let arguments = json!({"node-name": of, "snapshot-file": to, "snapshot-node-name": to});
     client.must("blockdev-snapshot-sync", arguments);
 }
 
 /// The nodes that exports show, by the names of these.
-fn shown(client: &mut Client) -> BTreeMap<String, String> {
+fn shown(client: &mut Qmp) -> BTreeMap<String, String> {
     let exports = client.must("query-block-exports", json!({}));
     let exports = exports.as_array().expect("exports").clone();
     let text = |value: &Value| value.as_str().expect("a text").to_owned();
@@ -85,13 +86,13 @@ fn users_are_where_several_snapshots_have_led_them_after_a_start() {
 #[test]
 fn a_new_node_with_the_name_of_an_overlay_that_is_gone_gets_nobodys_users() {
     let place = place("", &["rw"]);
-    place.must(VELLUM, &["create", "-q", "-f", "qcow2", "new", "8M"]);
+    place.must(VELLUM, "create -q -f qcow2 new 8M");
     let (service, mut client) = serve(&place);
     snapshot(&mut client, "a", "over");
     snapshot(&mut client, "over", "above");
     place.io("rw", &["write -q -P 2 0 64k", "flush"]);
     client.must("block-stream", json!({"job-id": "j", "device": "above"}));
-    client.event("BLOCK_JOB_COMPLETED");
+    client.take_event("BLOCK_JOB_COMPLETED");
     client.must("blockdev-del", json!({"node-name": "over"}));
     let new = json!({"driver": "qcow2", "node-name": "over",
                      "file": {"driver": "file", "filename": "new"}});
@@ -111,7 +112,7 @@ fn where_users_of_overlays_were_that_are_gone_is_not_kept() {
     let place = place("", &["rw"]);
     let (service, mut client) = serve(&place);
     let led = || {
-        let text = std::fs::read_to_string(place.path("state")).expect("it is there");
+        let text = place.text("state");
         let body = text.lines().nth(1).expect("a second line");
         let state: Value = serde_json::from_str(body).expect("JSON");
         let led = state["led"].as_object().expect("members").iter();
@@ -124,9 +125,9 @@ fn where_users_of_overlays_were_that_are_gone_is_not_kept() {
     for night in ["monday", "tuesday"] {
         snapshot(&mut client, "a", night);
         client.must("block-commit", json!({"job-id": "c", "device": night}));
-        client.event("BLOCK_JOB_READY");
+        client.take_event("BLOCK_JOB_READY");
         client.must("job-complete", json!({"id": "c"}));
-        client.event("BLOCK_JOB_COMPLETED");
+        client.take_event("BLOCK_JOB_COMPLETED");
         client.must("blockdev-del", json!({"node-name": night}));
     }
     assert_eq!(led(), []);
@@ -135,12 +136,12 @@ fn where_users_of_overlays_were_that_are_gone_is_not_kept() {
     snapshot(&mut client, "between", "top");
     place.io("rw", &["write -q -P 2 0 64k", "flush"]);
     client.must("block-stream", json!({"job-id": "s", "device": "top"}));
-    client.event("BLOCK_JOB_COMPLETED");
+    client.take_event("BLOCK_JOB_COMPLETED");
     client.must("blockdev-del", json!({"node-name": "between"}));
     assert_eq!(led(), [("a".to_owned(), "top".to_owned())]);
     drop(client);
     service.kill();
-    place.write("disks.toml", &disk("", &["rw", "later"]));
+    place.write("disks.toml", disk("", &["rw", "later"]));
     let (service, mut client) = serve(&place);
     assert!(shown(&mut client).values().all(|node| node == "top"));
     place.io("later", &["read -q -P 2 0 64k"]);
@@ -150,21 +151,21 @@ fn where_users_of_overlays_were_that_are_gone_is_not_kept() {
 #[test]
 fn a_disk_of_the_file_with_the_name_of_an_overlay_in_use_is_refused() {
     let place = place("", &["rw"]);
-    place.must(VELLUM, &["create", "-q", "-f", "qcow2", "other", "8M"]);
+    place.must(VELLUM, "create -q -f qcow2 other 8M");
     let (service, mut client) = serve(&place);
     snapshot(&mut client, "a", "over");
     drop(client);
     service.kill();
     let other = "[[disk]]\nname = 'over'\nimage = 'other'\nformat = 'qcow2'\n";
-    place.write("disks.toml", &format!("{}{other}", disk("", &["rw"])));
+    place.write("disks.toml", format!("{}{other}", disk("", &["rw"])));
     let words = ["daemon", "--config", "disks.toml", "--state", "state"];
-    let refused = place.output(VELLUM, &words);
-    assert!(!refused.status.success());
-    let said = String::from_utf8_lossy(&refused.stderr);
+    let refused = place.run(VELLUM, &words);
+    assert!((refused.code != Some(0)));
+    let said = refused.err;
     assert!(said.contains("'over' is another disk"), "{said}");
     // Called otherwise it is one more disk.
     let renamed = other.replace("'over'", "'more'");
-    place.write("disks.toml", &format!("{}{renamed}", disk("", &["rw"])));
+    place.write("disks.toml", format!("{}{renamed}", disk("", &["rw"])));
     let (service, mut client) = serve(&place);
     assert_eq!(shown(&mut client)["rw"], "over");
     drop(client);
@@ -177,7 +178,7 @@ fn limits_come_and_go_while_the_daemon_is_away() {
     let place = place("", &["rw"]);
     let limited = "throttle = 't'";
     for (round, more) in [limited, "", limited, ""].into_iter().enumerate() {
-        place.write("disks.toml", &disk(more, &["rw"]));
+        place.write("disks.toml", disk(more, &["rw"]));
         let (service, client) = serve(&place);
         place.io(
             "rw",
@@ -186,7 +187,7 @@ fn limits_come_and_go_while_the_daemon_is_away() {
         drop(client);
         service.kill();
     }
-    place.must(VELLUM, &["io", "-c", "read -q -P 4 0 64k", "a"]);
+    place.must(VELLUM, "io -c 'read -q -P 4 0 64k' a");
 }
 
 #[test]
@@ -199,7 +200,7 @@ fn an_export_that_comes_later_shows_the_overlay_too() {
         json!({"type": "nbd", "id": "own", "node-name": "over", "name": "own", "writable": true});
     client.must("block-export-add", own);
     place.io("own", &["write -q -P 2 0 64k", "flush"]);
-    place.write("disks.toml", &disk("", &["ro"]));
+    place.write("disks.toml", disk("", &["ro"]));
     service.reload();
     let uri = "nbd+unix:///ro?socket=nbd.sock";
     let said = place.must(
@@ -209,7 +210,7 @@ fn an_export_that_comes_later_shows_the_overlay_too() {
     assert!(!said.contains("failed"), "{said}");
     drop(client);
     service.kill();
-    place.write("disks.toml", &disk("", &["ro", "rw"]));
+    place.write("disks.toml", disk("", &["ro", "rw"]));
     let (service, mut client) = serve(&place);
     assert!(shown(&mut client).values().all(|node| node == "over"));
     place.io(
@@ -219,7 +220,7 @@ fn an_export_that_comes_later_shows_the_overlay_too() {
     place.io("own", &["read -q -P 3 64k 64k"]);
     service.end();
     // What the overlay stands on was not written to.
-    let said = place.must(VELLUM, &["io", "-r", "-c", "read -q -P 1 0 1M", "a"]);
+    let said = place.must(VELLUM, "io -r -c 'read -q -P 1 0 1M' a");
     assert!(!said.contains("failed"), "{said}");
 }
 
@@ -250,9 +251,9 @@ fn a_daemon_starts_again_after_a_commit_below_limits() {
             commit["base-node"] = json!(base);
         }
         client.must("block-commit", commit);
-        client.event("BLOCK_JOB_READY");
+        client.take_event("BLOCK_JOB_READY");
         client.must("job-complete", json!({"id": "c"}));
-        client.event("BLOCK_JOB_COMPLETED");
+        client.take_event("BLOCK_JOB_COMPLETED");
         place.io("a", &["write -q -P 3 64k 64k", "flush"]);
         let before = shown(&mut client);
         assert_eq!(before["a"], base.unwrap_or("a-image"));
@@ -272,7 +273,7 @@ fn a_daemon_starts_again_after_a_commit_below_limits() {
             ],
         );
         service.end();
-        place.must("qemu-img", &["check", "-q", "a"]);
+        place.img("check -q a");
     }
 }
 
@@ -282,7 +283,7 @@ fn what_a_reload_refuses_hangs_up_on_nobody() {
     let (service, mut client) = serve(&place);
     snapshot(&mut client, "a", "over");
     for more in ["throttle = 't'", "read-only = true\nthrottle = 't'"] {
-        place.write("disks.toml", &disk(more, &["a"]));
+        place.write("disks.toml", disk(more, &["a"]));
         let said = service.reload();
         assert!(
             said.contains("clients have led its users to 'over'"),
@@ -308,20 +309,20 @@ fn an_image_that_is_not_there_takes_no_disk_away() {
     service.end();
 }
 
-fn mirror(client: &mut Client, place: &Place) {
-    place.must(VELLUM, &["create", "-q", "-f", "qcow2", "target", "8M"]);
+fn mirror(client: &mut Qmp, place: &Place) {
+    place.must(VELLUM, "create -q -f qcow2 target 8M");
     let file = json!({"driver": "file", "filename": "target"});
     let target = json!({"driver": "qcow2", "node-name": "target", "file": file});
     client.must("blockdev-add", target);
     let mirror = json!({"job-id": "m", "device": "a", "target": "target", "sync": "full"});
     client.must("blockdev-mirror", mirror);
-    client.event("BLOCK_JOB_READY");
+    client.take_event("BLOCK_JOB_READY");
     client.must("job-complete", json!({"id": "m"}));
-    client.event("BLOCK_JOB_COMPLETED");
+    client.take_event("BLOCK_JOB_COMPLETED");
 }
 
 /// Serves a disk whose users a mirror has led to its target, where they have written since.
-fn serve_mirrored(place: &Place) -> (Service, Client) {
+fn serve_mirrored(place: &Place) -> (Service, Qmp) {
     let (service, mut client) = serve(place);
     mirror(&mut client, place);
     place.io("rw", &["write -q -P 2 0 64k", "flush"]);
@@ -344,7 +345,7 @@ fn users_stay_where_a_mirror_has_led_them_while_the_image_before_is_away() {
     let place = place("", &[]);
     let reporting =
         |exports: &[&str]| disk("", exports).replace("[daemon]", "[daemon]\non-error = 'report'");
-    place.write("disks.toml", &reporting(&["rw"]));
+    place.write("disks.toml", reporting(&["rw"]));
     let (service, client) = serve_mirrored(&place);
     drop(client);
     service.kill();
@@ -379,9 +380,9 @@ fn users_are_not_led_to_a_node_without_a_name_of_its_own() {
     let mirror =
         json!({"job-id": "m", "device": "a", "target": "copy", "sync": "full", "format": "qcow2"});
     client.must("drive-mirror", mirror);
-    client.event("BLOCK_JOB_READY");
+    client.take_event("BLOCK_JOB_READY");
     client.must("job-complete", json!({"id": "m"}));
-    let over = client.event("BLOCK_JOB_COMPLETED");
+    let over = client.take_event("BLOCK_JOB_COMPLETED");
     let why = over["data"]["error"].as_str().unwrap_or_default();
     assert!(why.contains("no name of its own"), "{over}");
     place.io(
@@ -402,7 +403,7 @@ fn users_stay_where_a_mirror_has_led_them_when_the_node_before_is_removed() {
     let place = place("", &["rw"]);
     let (service, mut client) = serve_mirrored(&place);
     client.must("blockdev-del", json!({"node-name": "a"}));
-    place.write("disks.toml", &disk("", &["rw", "later"]));
+    place.write("disks.toml", disk("", &["rw", "later"]));
     service.reload();
     assert!(shown(&mut client).values().all(|node| node == "target"));
     place.io("later", &["read -q -P 2 0 64k"]);
@@ -414,7 +415,7 @@ fn users_stay_where_a_mirror_has_led_them_when_the_node_before_is_removed() {
 #[test]
 fn a_disk_of_another_image_shows_that_whatever_its_name_was_before() {
     let place = place("", &["rw"]);
-    place.must(VELLUM, &["create", "-q", "-f", "qcow2", "b", "8M"]);
+    place.must(VELLUM, "create -q -f qcow2 b 8M");
     let (service, mut client) = serve(&place);
     mirror(&mut client, &place);
     client.must("blockdev-del", json!({"node-name": "a"}));
@@ -447,7 +448,7 @@ fn a_disk_that_the_file_lacks_for_a_start_comes_back_as_what_it_was() {
     let (service, client) = serve(&place);
     drop(client);
     service.kill();
-    place.write("disks.toml", &disk("", &["rw"]));
+    place.write("disks.toml", disk("", &["rw"]));
     expect_target_after_start(&place);
 }
 
@@ -467,7 +468,7 @@ fn an_overlay_that_the_file_names_by_now_is_the_disk() {
         service.kill();
         let text = disk("", &["rw"]);
         let image = format!("image = '{}'", names[named]);
-        place.write("disks.toml", &text.replace("image = 'a'", &image));
+        place.write("disks.toml", text.replace("image = 'a'", &image));
         let expected = if named == overlays {
             "a"
         } else {
@@ -491,7 +492,7 @@ fn an_overlay_that_the_file_names_by_now_is_the_disk() {
         // What is above is where it was, and nothing was written below.
         let top = ["io", "-r", "-c", "read -q -P 9 1M 64k", names[overlays]];
         place.must(VELLUM, &top);
-        place.must(VELLUM, &["io", "-r", "-c", "read -q -P 1 0 1M", "a"]);
+        place.must(VELLUM, "io -r -c 'read -q -P 1 0 1M' a");
     }
 }
 
@@ -505,18 +506,15 @@ fn an_older_overlay_that_the_file_names_does_not_hide_what_is_above() {
     drop(client);
     service.kill();
     // Another image with the name of the overlay.
-    place.must("mv", &["over1", "kept"]);
-    place.must(VELLUM, &["create", "-q", "-f", "qcow2", "over1", "8M"]);
+    place.must("mv", "over1 kept");
+    place.must(VELLUM, "create -q -f qcow2 over1 8M");
     place.write(
         "disks.toml",
-        &disk("", &["rw"]).replace("image = 'a'", "image = 'over1'"),
+        disk("", &["rw"]).replace("image = 'a'", "image = 'over1'"),
     );
-    let refused = place.output(
-        VELLUM,
-        &["daemon", "--config", "disks.toml", "--state", "state"],
-    );
-    assert!(!refused.status.success());
-    place.must("mv", &["kept", "over1"]);
+    let refused = place.run(VELLUM, "daemon --config disks.toml --state state");
+    assert!((refused.code != Some(0)));
+    place.must("mv", "kept over1");
     let (service, mut client) = serve(&place);
     assert_eq!(shown(&mut client)["rw"], "a");
     place.io("rw", &["read -q -P 2 0 64k"]);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use crate::place::{Client, Place};
+use crate::place::Place;
 
 const CONFIG: &str = "[daemon]\nmonitors = ['qmp.sock']\nnbd = { path = 'nbd.sock' }\n\
     [[disk]]\nname = 'a'\nimage = 'a'\nformat = 'qcow2'\n\
@@ -16,18 +16,18 @@ fn logged(format: &str) -> String {
     place.write("disks.toml", CONFIG);
     let service = place.serve(&["--config", "disks.toml", "--log", format]);
     place.io("a", &["write 0 4k"]);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     let stream = json!({"job-id": "j", "device": "a"});
     client.must("block-stream", stream);
-    client.event("BLOCK_JOB_COMPLETED");
+    client.take_event("BLOCK_JOB_COMPLETED");
     place.write(
         "disks.toml",
-        &CONFIG.replace("image = 'a'", "image = 'no such'"),
+        CONFIG.replace("image = 'a'", "image = 'no such'"),
     );
     service.reload();
     service.signal("-TERM");
     service.wait();
-    std::fs::read_to_string(place.path("log")).expect("a log")
+    place.text("log")
 }
 
 const EVENTS: [&str; 10] = [

@@ -2,8 +2,9 @@
 
 use serde_json::json;
 
-use crate::place::{Client, Place, VELLUM, wait_for};
+use crate::place::{Place, VELLUM};
 use crate::state::{CONFIG, again, export, node, refused, shown, snapshot, start};
+use vellum_testing::{Qmp, until};
 
 fn hide(place: &Place, name: &str, other: &str) {
     std::fs::rename(place.path(name), place.path(other)).expect("it is there");
@@ -20,7 +21,7 @@ fn what_is_missing_is_kept_and_comes_back_with_a_reload() {
     place.write("disks.toml", &(report.clone() + more));
     let words = ["--config", "disks.toml", "--state", "state"];
     let service = place.serve(&words);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     client.must("blockdev-snapshot-sync", snapshot("a", "over"));
     client.must("blockdev-add", node("b", "b"));
     client.must("block-export-add", export("b", "b"));
@@ -40,7 +41,7 @@ fn what_is_missing_is_kept_and_comes_back_with_a_reload() {
         let service = place.start(&words);
         let told = service.wait_told("READY=1");
         assert!(told.contains("not as wanted"), "{told}");
-        let client = Client::connect(&place.path("qmp.sock"));
+        let client = place.monitor();
         (service, client)
     };
     let (service, mut client) = begin();
@@ -93,7 +94,7 @@ fn throttled() -> String {
 }
 
 /// Overlays over `a`, below limits of the file, and over `b`; and filters that stand on them, with exports.
-fn add_filters_over_overlays(client: &mut Client) {
+fn add_filters_over_overlays(client: &mut Qmp) {
     client.must("blockdev-snapshot-sync", snapshot("a-image", "over"));
     let copying = json!({"driver": "copy-on-read", "node-name": "copying", "file": "a"});
     client.must("blockdev-add", copying);
@@ -121,7 +122,7 @@ fn filters_above_what_is_missing_are_kept_and_come_back() {
     place.write("disks.toml", &config);
     let words = ["--config", "disks.toml", "--state", "state"];
     let service = place.serve(&words);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     add_filters_over_overlays(&mut client);
     place.io("a", &["write -P 5 0 64k", "flush"]);
     place.io("slow", &["write -P 6 0 64k", "flush"]);
@@ -131,7 +132,7 @@ fn filters_above_what_is_missing_are_kept_and_come_back() {
     hide(&place, "b-over", "b-over.away");
 
     let service = place.serve(&words);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     assert_eq!(client.exports(), ["d"], "{}", service.log());
     for part in ["'over'", "'a'", "'copying'", "'b-over'", "'slow'"] {
         let told = format!("the node {part} back");
@@ -147,7 +148,7 @@ fn filters_above_what_is_missing_are_kept_and_come_back() {
     assert_eq!(client.exports(), ["c", "d"]);
     service.kill();
     let service = place.serve(&words);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     assert_eq!(client.exports(), ["c", "d"], "{}", service.log());
 
     hide(&place, "b-over.away", "b-over");
@@ -170,7 +171,7 @@ fn filters_above_what_is_missing_are_kept_and_come_back() {
         service.kill();
         place.serve(&words)
     };
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     place.io("a", &["read -P 5 0 64k", "read -P 8 64k 64k"]);
     place.io("slow", &["read -P 6 0 64k", "read -P 7 64k 64k"]);
     let mut after = shown(&mut client);
@@ -184,10 +185,10 @@ fn filters_above_what_is_missing_are_kept_and_come_back() {
 fn limits_follow_a_disk_that_has_left_its_image() {
     for streams in [true, false] {
         let place = Place::new();
-        place.write("disks.toml", &throttled());
+        place.write("disks.toml", throttled());
         let words = ["--config", "disks.toml", "--state", "state"];
         let service = place.serve(&words);
-        let mut client = Client::connect(&place.path("qmp.sock"));
+        let mut client = place.monitor();
         client.must("blockdev-snapshot-sync", snapshot("a-image", "over"));
         if streams {
             client.must("block-stream", json!({"job-id": "j", "device": "over"}));
@@ -195,10 +196,10 @@ fn limits_follow_a_disk_that_has_left_its_image() {
             client.must("blockdev-add", node("b", "b"));
             let mirror = json!({"job-id": "j", "device": "over", "target": "b", "sync": "full"});
             client.must("blockdev-mirror", mirror);
-            client.event("BLOCK_JOB_READY");
+            client.take_event("BLOCK_JOB_READY");
             client.must("job-complete", json!({"id": "j"}));
         }
-        client.event("BLOCK_JOB_COMPLETED");
+        client.take_event("BLOCK_JOB_COMPLETED");
         place.io("a", &["write -P 5 0 64k", "flush"]);
         service.kill();
         let service = place.serve(&words);
@@ -207,11 +208,11 @@ fn limits_follow_a_disk_that_has_left_its_image() {
         // Another image would be another disk.
         place.write(
             "disks.toml",
-            &throttled().replace("image = 'a'", "image = 'c'"),
+            throttled().replace("image = 'a'", "image = 'c'"),
         );
         let why = refused(&place, &words);
         assert!(why.contains("have it described"), "{why}");
-        place.write("disks.toml", &throttled());
+        place.write("disks.toml", throttled());
         let service = place.serve(&words);
         place.io("a", &["read -P 5 0 64k", "read -P 6 64k 64k"]);
         service.end();
@@ -226,14 +227,14 @@ fn a_filter_waits_for_all_that_it_stood_on() {
     place.write("disks.toml", &config);
     let words = ["--config", "disks.toml", "--state", "state"];
     let service = place.serve(&words);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     client.must("blockdev-snapshot-sync", snapshot("a-image", "over"));
     place.io("a", &["write -P 5 0 64k", "flush"]);
     service.kill();
     hide(&place, "over", "over.away");
     hide(&place, "a", "a.away");
     let service = place.serve(&words);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     assert_eq!(client.exports(), [""; 0], "{}", service.log());
     hide(&place, "a.away", "a");
     service.reload();
@@ -241,7 +242,7 @@ fn a_filter_waits_for_all_that_it_stood_on() {
     client.must("blockdev-add", node("b", "b"));
     service.kill();
     let service = place.serve(&words);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     assert_eq!(client.exports(), [""; 0], "{}", service.log());
     hide(&place, "over.away", "over");
     let told = service.reload();
@@ -256,24 +257,24 @@ fn an_overlay_waits_for_the_disk_below_it() {
     let place = Place::new();
     place.write(
         "disks.toml",
-        &CONFIG.replace("[daemon]\n", "[daemon]\non-error = 'report'\n"),
+        CONFIG.replace("[daemon]\n", "[daemon]\non-error = 'report'\n"),
     );
     let words = ["--config", "disks.toml", "--state", "state"];
     let service = place.serve(&words);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     client.must("blockdev-snapshot-sync", snapshot("a", "over"));
     place.io("a", &["write -P 5 0 64k", "flush"]);
     service.kill();
     hide(&place, "a", "a.away");
     let service = place.serve(&words);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     assert_eq!(client.exports(), [""; 0]);
     client.must("blockdev-add", node("b", "b"));
     service.kill();
     let service = place.serve(&words);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     // Another image in its place is not what the overlay stands on.
-    place.write("disks.toml", &CONFIG.replace("image = 'a'", "image = 'c'"));
+    place.write("disks.toml", CONFIG.replace("image = 'a'", "image = 'c'"));
     service.reload();
     assert_eq!(client.exports(), [""; 0], "{}", service.log());
     // Nor is it after another start.
@@ -283,7 +284,7 @@ fn an_overlay_waits_for_the_disk_below_it() {
     hide(&place, "over", "over.away");
     place.write(
         "disks.toml",
-        &CONFIG
+        CONFIG
             .replace("[daemon]\n", "[daemon]\non-error = 'report'\n")
             .replace("image = 'a'", "image = 'c'"),
     );
@@ -292,13 +293,13 @@ fn an_overlay_waits_for_the_disk_below_it() {
     hide(&place, "a.away", "a");
     place.write(
         "disks.toml",
-        &CONFIG.replace("[daemon]\n", "[daemon]\non-error = 'report'\n"),
+        CONFIG.replace("[daemon]\n", "[daemon]\non-error = 'report'\n"),
     );
     let service = place.serve(&words);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     assert_eq!(client.exports(), [""; 0], "{}", service.log());
     // It is not made anew below what is lost.
-    place.write("disks.toml", &CONFIG.replace("image = 'a'", "image = 'c'"));
+    place.write("disks.toml", CONFIG.replace("image = 'a'", "image = 'c'"));
     let told = service.reload();
     assert!(told.contains("not as wanted"), "{told}");
     hide(&place, "over.away", "over");
@@ -322,7 +323,7 @@ fn jobs_come_back_as_they_were_told_to_go_on() {
     client.must("blockdev-mirror", mirror);
     client.must("block-job-set-speed", json!({"device": "j", "speed": 2}));
     client.must("job-pause", json!({"id": "j"}));
-    let told = |client: &mut Client| {
+    let told = |client: &mut Qmp| {
         let job = client.must("query-block-jobs", json!({}))[0].clone();
         (job["speed"].clone(), job["paused"].clone())
     };
@@ -332,9 +333,9 @@ fn jobs_come_back_as_they_were_told_to_go_on() {
     let (service, mut client) = again(&place, service);
     assert_eq!(told(&mut client), (json!(0), json!(true)));
     client.must("block-job-resume", json!({"device": "j"}));
-    client.event("BLOCK_JOB_READY");
+    client.take_event("BLOCK_JOB_READY");
     let (service, mut client) = again(&place, service);
-    wait_for("the job goes on", || {
+    until("the job goes on", || {
         client.must("query-block-jobs", json!({}))[0]["ready"] == true
     });
     service.end();
@@ -349,8 +350,8 @@ fn a_reload_during_the_start_is_done_after_it() {
     let lock = std::fs::File::create(place.path("state.lock")).expect("a file");
     flock(&lock, FlockOperation::LockExclusive).expect("nobody has it");
     let service = place.start(&["--config", "disks.toml", "--state", "state"]);
-    let folder = format!("/proc/{}/fd", service.child.id());
-    wait_for("the lock", || {
+    let folder = format!("/proc/{}/fd", service.running.id());
+    until("the lock", || {
         let files = std::fs::read_dir(&folder).into_iter().flatten().flatten();
         let mut paths = files.filter_map(|file| std::fs::read_link(file.path()).ok());
         paths.any(|path| path.ends_with("state.lock"))
@@ -362,7 +363,7 @@ fn a_reload_during_the_start_is_done_after_it() {
     service.wait_told("READY=1");
     service.wait_told("RELOADING=1");
     service.wait_told("READY=1");
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     assert_eq!(client.exports(), ["a", "more"]);
     service.end();
 }
@@ -394,7 +395,7 @@ fn a_state_file_is_one_whatever_leads_to_it() {
         let twin = refused(&place, &["--state", name]);
         assert!(twin.contains("hard links"), "{twin}");
     }
-    place.must("mkfifo", &["pipe"]);
+    place.must("mkfifo", "pipe");
     for (option, name) in [
         ("--state", "pipe"),
         ("--state", "/dev/zero"),
@@ -413,7 +414,7 @@ fn an_overlay_under_a_throttle_is_shown_again_or_nothing_is() {
     place.write("disks.toml", &throttled);
     let words = ["--config", "disks.toml", "--state", "state"];
     let service = place.serve(&words);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     client.must("blockdev-snapshot-sync", snapshot("a-image", "over"));
     place.io("a", &["write -P 5 0 64k", "flush"]);
     service.kill();
@@ -426,7 +427,7 @@ fn an_overlay_under_a_throttle_is_shown_again_or_nothing_is() {
         place.io("a", &[&read, &write, "flush"]);
         service.reload();
         place.io("a", &[&format!("read -P {} 0 64k", byte + 1)]);
-        let mut client = Client::connect(&place.path("qmp.sock"));
+        let mut client = place.monitor();
         let limits = json!({"path": "/objects/t", "property": "limits"});
         assert_eq!(client.must("qom-get", limits)["iops-total"], 100_000);
         service.kill();
@@ -434,7 +435,7 @@ fn an_overlay_under_a_throttle_is_shown_again_or_nothing_is() {
     // Another image is not what the overlay stands on.
     place.write(
         "disks.toml",
-        &throttled.replace("image = 'a'", "image = 'b'"),
+        throttled.replace("image = 'a'", "image = 'b'"),
     );
     let said = refused(&place, &words);
     assert!(said.contains("another image than it was"), "{said}");

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 
-use crate::place::{Client, Place, Service, VELLUM, wait_for};
+use crate::place::{Place, Service, VELLUM};
+use vellum_testing::{Qmp, until};
 
 const DAEMON: &str = "[daemon]\nmonitors = ['qmp.sock']\nnbd = { path = 'nbd.sock' }\n";
 
@@ -23,8 +24,8 @@ fn disk(more: &str) -> String {
 /// A place where `a` stands on `golden`, which has something of its own.
 fn place() -> Place {
     let place = Place::new();
-    place.must(VELLUM, &["create", "-q", "-f", "qcow2", "golden", "8M"]);
-    place.must(VELLUM, &["io", "-c", "write -q -P 9 4M 1M", "golden"]);
+    place.must(VELLUM, "create -q -f qcow2 golden 8M");
+    place.must(VELLUM, "io -c 'write -q -P 9 4M 1M' golden");
     let words = [
         "create", "-q", "-f", "qcow2", "-b", "golden", "-F", "qcow2", "a",
     ];
@@ -32,18 +33,18 @@ fn place() -> Place {
     place
 }
 
-fn snapshot(client: &mut Client, of: &str, to: &str) {
+fn snapshot(client: &mut Qmp, of: &str, to: &str) {
     let arguments = json!({"node-name": of, "snapshot-file": to, "snapshot-node-name": to});
     client.must("blockdev-snapshot-sync", arguments);
 }
 
-fn chains(client: &mut Client) -> Value {
+fn chains(client: &mut Qmp) -> Value {
     client.must("x-vellum-query-chain-policies", json!({}))
 }
 
 /// Waits until the chain of the disk `a` has so many layers, and no job does anything with it.
-fn wait_for_layers(client: &mut Client, layers: u64) {
-    wait_for("the chain is as long as it may be", || {
+fn wait_for_layers(client: &mut Qmp, layers: u64) {
+    until("the chain is as long as it may be", || {
         let chain = chains(client);
         chain[0]["layers"] == layers && client.must("query-jobs", json!({})) == json!([])
     });
@@ -58,7 +59,7 @@ struct Writer {
 impl Writer {
     fn begin(place: &Place) -> Writer {
         let over = Arc::new(AtomicBool::new(false));
-        let (until, folder) = (over.clone(), place.folder.path().to_owned());
+        let (until, folder) = (over.clone(), place.root().to_owned());
         let thread = std::thread::spawn(move || {
             let mut flushed = 0;
             while !until.load(Ordering::SeqCst) && flushed < 2000 {
@@ -94,9 +95,9 @@ fn check_written(place: &Place, flushed: u64) {
     }
 }
 
-fn serve(place: &Place) -> (Service, Client) {
-    let service = place.serve(&["--config", "disks.toml", "--state", "state.json"]);
-    let client = Client::connect(&place.path("qmp.sock"));
+fn serve(place: &Place) -> (Service, Qmp) {
+    let service = place.serve("--config disks.toml --state state.json");
+    let client = place.monitor();
     (service, client)
 }
 
@@ -105,9 +106,9 @@ fn overlays_are_committed_under_a_writer_and_the_golden_image_is_left_alone() {
     let place = place();
     place.write(
         "disks.toml",
-        &format!("{DAEMON}{}", disk("chain = { max-layers = 2 }")),
+        format!("{DAEMON}{}", disk("chain = { max-layers = 2 }")),
     );
-    let golden = std::fs::read(place.path("golden")).expect("an image");
+    let golden = place.read("golden");
     let (service, mut client) = serve(&place);
     let writer = Writer::begin(&place);
     for (of, to) in [("a", "over1"), ("over1", "over2"), ("over2", "over3")] {
@@ -118,11 +119,8 @@ fn overlays_are_committed_under_a_writer_and_the_golden_image_is_left_alone() {
     check_written(&place, flushed);
     place.io("a", &["read -q -P 9 4M 1M"]);
     service.end();
-    assert_eq!(
-        std::fs::read(place.path("golden")).expect("an image"),
-        golden
-    );
-    place.must("qemu-img", &["check", "-q", "a"]);
+    assert_eq!(place.read("golden"), golden);
+    place.img("check -q a");
     // What the file names has all of it.
     let read = format!("read -P {} {}k 1k", (flushed - 1) % 250 + 1, flushed - 1);
     let said = place.must("qemu-io", &["-r", "-c", &read, "a"]);
@@ -135,17 +133,16 @@ fn overlays_of_a_disk_with_limits_are_committed_too_also_after_a_kill() {
     let limits = "[throttle.slow]\niops-total = 100000\n";
     let file = |policy: &str| {
         let disk = disk(&format!("throttle = 'slow'\n{policy}"));
-        place.write("disks.toml", &format!("{DAEMON}{limits}{disk}"));
+        place.write("disks.toml", format!("{DAEMON}{limits}{disk}"));
     };
     file("chain = { max-layers = 3 }");
-    let golden = std::fs::read(place.path("golden")).expect("an image");
-    let (mut service, mut client) = serve(&place);
+    let golden = place.read("golden");
+    let (service, mut client) = serve(&place);
     place.io("a", &["write -q -P 77 6M 1M", "flush"]);
     snapshot(&mut client, "a", "over1");
     place.io("a", &["write -q -P 78 5M 1M", "flush"]);
     assert_eq!(chains(&mut client)[0]["layers"], 3);
-    service.child.kill().expect("a child");
-    service.child.wait().expect("a child");
+    service.kill();
     drop(client);
     file("chain = { max-layers = 2 }");
     let (service, mut client) = serve(&place);
@@ -164,11 +161,8 @@ fn overlays_of_a_disk_with_limits_are_committed_too_also_after_a_kill() {
     assert!(is_there("a-image"), "{nodes}");
     assert!(!is_there("over1"), "{nodes}");
     service.end();
-    assert_eq!(
-        std::fs::read(place.path("golden")).expect("an image"),
-        golden
-    );
-    place.must("qemu-img", &["check", "-q", "a"]);
+    assert_eq!(place.read("golden"), golden);
+    place.img("check -q a");
     let said = place.must("qemu-io", &["-r", "-c", "read -P 78 5M 1M", "a"]);
     assert!(!said.contains("failed"), "{said}");
 }
@@ -178,16 +172,15 @@ fn a_chain_that_is_committed_comes_back_after_a_kill() {
     for round in 0..3 {
         let place = place();
         let policy = "chain = { max-layers = 2, speed = '256k' }";
-        place.write("disks.toml", &format!("{DAEMON}{}", disk(policy)));
-        let (mut service, mut client) = serve(&place);
+        place.write("disks.toml", format!("{DAEMON}{}", disk(policy)));
+        let (service, mut client) = serve(&place);
         place.io("a", &["write -q -P 77 6M 1M", "flush"]);
         snapshot(&mut client, "a", "over1");
         place.io("a", &["write -q -P 78 5M 1M", "flush"]);
         let writer = Writer::begin(&place);
-        wait_for("a job", || chains(&mut client)[0]["job"] == "chain-a");
+        until("a job", || chains(&mut client)[0]["job"] == "chain-a");
         std::thread::sleep(std::time::Duration::from_millis(300 * round));
-        service.child.kill().expect("a child");
-        service.child.wait().expect("a child");
+        service.kill();
         let flushed = writer.end();
         drop(client);
         let (service, mut client) = serve(&place);
@@ -202,7 +195,7 @@ fn a_chain_that_is_committed_comes_back_after_a_kill() {
         );
         place.write(
             "disks.toml",
-            &format!("{DAEMON}{}", disk("chain = { max-layers = 2 }")),
+            format!("{DAEMON}{}", disk("chain = { max-layers = 2 }")),
         );
         let job = client.must("query-jobs", json!({}));
         if job != json!([]) {
@@ -222,22 +215,21 @@ fn a_chain_that_is_committed_comes_back_after_a_kill() {
             ],
         );
         service.end();
-        place.must("qemu-img", &["check", "-q", "a"]);
+        place.img("check -q a");
     }
 }
 
 #[test]
 fn a_policy_of_a_client_is_streamed_and_comes_back() {
     let place = place();
-    place.write("disks.toml", &format!("{DAEMON}{}", disk("")));
-    let (mut service, mut client) = serve(&place);
+    place.write("disks.toml", format!("{DAEMON}{}", disk("")));
+    let (service, mut client) = serve(&place);
     client.must(
         "x-vellum-set-chain-policy",
         json!({"node-name": "a", "max-layers": 2}),
     );
     assert_eq!(chains(&mut client)[0]["layers"], 2);
-    service.child.kill().expect("a child");
-    service.child.wait().expect("a child");
+    service.kill();
     drop(client);
     let (service, mut client) = serve(&place);
     assert_eq!(chains(&mut client)[0]["max-layers"], 2);
@@ -250,14 +242,14 @@ fn a_policy_of_a_client_is_streamed_and_comes_back() {
     client.must("x-vellum-set-chain-policy", json!({"node-name": "a"}));
     assert_eq!(chains(&mut client), json!([]));
     service.end();
-    place.must("qemu-img", &["check", "-q", "a"]);
+    place.img("check -q a");
 }
 
 #[test]
 fn overlays_that_take_too_much_are_committed() {
     let place = place();
     let policy = "chain = { max-overlay-bytes = '1M' }";
-    place.write("disks.toml", &format!("{DAEMON}{}", disk(policy)));
+    place.write("disks.toml", format!("{DAEMON}{}", disk(policy)));
     let (service, mut client) = serve(&place);
     place.io("a", &["write -q -P 77 6M 1M", "flush"]);
     snapshot(&mut client, "a", "over1");
@@ -279,7 +271,7 @@ fn overlays_that_take_too_much_are_committed() {
     ];
     place.io("a", &patterns);
     service.end();
-    place.must("qemu-img", &["check", "-q", "a"]);
+    place.img("check -q a");
     place.must("qemu-io", &["-r", "-c", "read -P 79 2M 2M", "a"]);
 }
 
@@ -291,23 +283,23 @@ fn a_policy_that_goes_while_its_job_runs_leaves_nothing_behind() {
     ] {
         let place = place();
         let policy = "chain = { max-layers = 2, speed = '1M' }";
-        place.write("disks.toml", &format!("{DAEMON}{}", disk(policy)));
+        place.write("disks.toml", format!("{DAEMON}{}", disk(policy)));
         let (service, mut client) = serve(&place);
         snapshot(&mut client, "a", "over1");
         place.io("a", &["write -q -P 78 5M 2M", "flush"]);
-        wait_for("a job", || chains(&mut client)[0]["job"] == "chain-a");
+        until("a job", || chains(&mut client)[0]["job"] == "chain-a");
         client.must("x-vellum-set-chain-policy", other);
-        wait_for("the end of its job", || {
+        until("the end of its job", || {
             client.must("query-jobs", json!({})) == json!([])
         });
-        wait_for("the end of what it has left behind", || {
+        until("the end of what it has left behind", || {
             let nodes = client.must("query-named-block-nodes", json!({}));
             let mut all = nodes.as_array().expect("nodes").iter();
             all.all(|node| node["node-name"] != "over1")
         });
         place.io("a", &["read -q -P 78 5M 2M", "read -q -P 9 4M 1M"]);
         service.end();
-        place.must("qemu-img", &["check", "-q", "a"]);
+        place.img("check -q a");
     }
 }
 
@@ -315,7 +307,7 @@ fn a_policy_that_goes_while_its_job_runs_leaves_nothing_behind() {
 fn it_is_told_why_overlays_are_not_committed() {
     let place = place();
     let policy = "chain = { max-overlay-bytes = '1M' }";
-    place.write("disks.toml", &format!("{DAEMON}{}", disk(policy)));
+    place.write("disks.toml", format!("{DAEMON}{}", disk(policy)));
     let (service, mut client) = serve(&place);
     snapshot(&mut client, "a", "over1");
     // Another disk over the same image.
@@ -334,7 +326,7 @@ fn it_is_told_why_overlays_are_not_committed() {
     assert!(told["error"].is_null(), "{told}");
     place.io("a", &["read -q -P 77 0 2M"]);
     service.end();
-    place.must("qemu-img", &["check", "-q", "a"]);
+    place.img("check -q a");
 }
 
 #[test]
@@ -349,17 +341,17 @@ fn mistakes_in_policies_are_told() {
         ),
         ("on-full = 'stop'", "wait"),
     ] {
-        place.write("disks.toml", &format!("{DAEMON}{}", disk(more)));
-        let output = place.output(VELLUM, &["daemon", "--config", "disks.toml", "--check"]);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        place.write("disks.toml", format!("{DAEMON}{}", disk(more)));
+        let output = place.run(VELLUM, "daemon --config disks.toml --check");
+        let said = output.err;
         assert!(
-            !output.status.success() && said.contains(why),
+            (output.code != Some(0)) && said.contains(why),
             "{more}: {said}"
         );
     }
     let good = "on-full = 'wait'\nchain = { max-layers = 3, max-overlay-bytes = '1G' }";
-    place.write("disks.toml", &format!("{DAEMON}{}", disk(good)));
-    let said = place.must(VELLUM, &["daemon", "--config", "disks.toml", "--check"]);
+    place.write("disks.toml", format!("{DAEMON}{}", disk(good)));
+    let said = place.must(VELLUM, "daemon --config disks.toml --check");
     assert!(
         said.contains("x-vellum-set-chain-policy") && said.contains("\"on-full\":\"wait\""),
         "{said}"
@@ -380,22 +372,22 @@ fn a_file_system_that_fills_is_warned_of() {
     let place = Place::new();
     let small = Small(place.path("small"));
     std::fs::create_dir(&small.0).expect("a folder");
-    place.must("mount", &["-t", "tmpfs", "-o", "size=8M", "none", "small"]);
-    place.must(VELLUM, &["create", "-q", "-f", "qcow2", "small/a", "64M"]);
+    place.must("mount", "-t tmpfs -o size=8M none small");
+    place.must(VELLUM, "create -q -f qcow2 small/a 64M");
     let head = "[daemon]\nmonitors = ['qmp.sock']\nspace-warning = ['50%', '90%']\n";
     let disk = "[[disk]]\nname = 'a'\nimage = 'small/a'\nformat = 'qcow2'\n";
-    place.write("disks.toml", &format!("{head}{disk}"));
-    let service = place.serve(&["--config", "disks.toml", "--log", "text"]);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    place.write("disks.toml", format!("{head}{disk}"));
+    let service = place.serve("--config disks.toml --log text");
+    let mut client = place.monitor();
     std::fs::write(small.0.join("x"), vec![1; 5 << 20]).expect("room");
-    let warning = client.event("X_VELLUM_SPACE_WARNING")["data"].take();
+    let warning = client.take_event("X_VELLUM_SPACE_WARNING")["data"].take();
     assert_eq!(warning["threshold-percent"], 50, "{warning}");
     std::fs::write(small.0.join("y"), vec![1; (5 << 19) + (1 << 18)]).expect("room");
-    let warning = client.event("X_VELLUM_SPACE_WARNING")["data"].take();
+    let warning = client.take_event("X_VELLUM_SPACE_WARNING")["data"].take();
     assert_eq!(warning["threshold-percent"], 90, "{warning}");
     std::fs::remove_file(small.0.join("x")).expect("a file");
     std::fs::remove_file(small.0.join("y")).expect("a file");
-    let warning = client.event("X_VELLUM_SPACE_WARNING")["data"].take();
+    let warning = client.take_event("X_VELLUM_SPACE_WARNING")["data"].take();
     assert!(warning["threshold-percent"].is_null(), "{warning}");
     assert!(service.log().contains("space_warning"));
     service.end();
@@ -404,16 +396,16 @@ fn a_file_system_that_fills_is_warned_of() {
 #[test]
 fn where_the_space_of_a_disk_goes_is_told_while_it_is_used() {
     let place = place();
-    place.must("qemu-img", &["snapshot", "-c", "s", "a"]);
+    place.img("snapshot -c s a");
     place.write(
         "disks.toml",
-        &format!(
+        format!(
             "{DAEMON}metrics = ['unix:ctl.sock']\n{}",
             disk("discard = 'unmap'")
         ),
     );
-    let service = place.serve(&["--config", "disks.toml"]);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let service = place.serve("--config disks.toml");
+    let mut client = place.monitor();
     place.io(
         "a",
         &[
@@ -442,24 +434,14 @@ fn where_the_space_of_a_disk_goes_is_told_while_it_is_used() {
         space["allocated-bytes"].as_u64() <= space["file-bytes"].as_u64(),
         "{space}"
     );
-    let said = place.must(VELLUM, &["ctl", "-c", "unix:ctl.sock", "space", "a"]);
+    let said = place.must(VELLUM, "ctl -c unix:ctl.sock space a");
     assert!(said.contains("data that images below supply"), "{said}");
-    place.must(VELLUM, &["ctl", "-c", "unix:ctl.sock", "space"]);
+    place.must(VELLUM, "ctl -c unix:ctl.sock space");
     place.must(
         VELLUM,
-        &[
-            "ctl",
-            "-c",
-            "unix:ctl.sock",
-            "chain",
-            "a",
-            "--max-layers",
-            "3",
-            "--speed",
-            "1M",
-        ],
+        "ctl -c unix:ctl.sock chain a --max-layers 3 --speed 1M",
     );
-    let said = place.must(VELLUM, &["ctl", "-c", "unix:ctl.sock", "chains"]);
+    let said = place.must(VELLUM, "ctl -c unix:ctl.sock chains");
     assert!(said.contains("1 MiB"), "{said}");
     service.end();
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::place::{Client, Place, Service, VELLUM, wait_for};
+use crate::place::{Place, Service, VELLUM};
+use vellum_testing::{Qmp, until};
 
 pub const WORDS: [&str; 8] = [
     "--chardev",
@@ -19,13 +20,13 @@ pub const WORDS: [&str; 8] = [
     "state",
 ];
 
-pub fn start(place: &Place) -> (Service, Client) {
+pub fn start(place: &Place) -> (Service, Qmp) {
     let service = place.serve(&WORDS);
-    let client = Client::connect(&place.path("qmp.sock"));
+    let client = place.monitor();
     (service, client)
 }
 
-pub fn again(place: &Place, service: Service) -> (Service, Client) {
+pub fn again(place: &Place, service: Service) -> (Service, Qmp) {
     service.kill();
     start(place)
 }
@@ -46,7 +47,7 @@ pub fn snapshot(node: &str, overlay: &str) -> Value {
 }
 
 /// The nodes that exports show.
-pub fn shown(client: &mut Client) -> BTreeMap<String, String> {
+pub fn shown(client: &mut Qmp) -> BTreeMap<String, String> {
     let exports = client.must("query-block-exports", json!({}));
     let text = |value: &Value| value.as_str().expect("a text").to_owned();
     let exports = exports.as_array().expect("a list").iter();
@@ -84,7 +85,7 @@ fn what_clients_made_comes_back() {
     place.io("slow", &["write -P 6 0 64k", "flush"]);
     let before = shown(&mut client);
     assert_eq!(before["a"], "over");
-    let text = std::fs::read_to_string(place.path("state")).expect("it is there");
+    let text = place.text("state");
     assert!(!text.contains("geheimnis"));
     let mode = std::fs::metadata(place.path("state"))
         .expect("it is there")
@@ -97,7 +98,7 @@ fn what_clients_made_comes_back() {
     place.io("slow", &["read -P 6 0 64k"]);
     let limits = json!({"path": "/objects/t", "property": "limits"});
     assert_eq!(client.must("qom-get", limits)["iops-total"], 900);
-    let chain = place.must(VELLUM, &["info", "-U", "--backing-chain", "below"]);
+    let chain = place.must(VELLUM, "info -U --backing-chain below");
     assert!(
         chain.contains("image: b\n") || chain.contains("/b\n"),
         "{chain}"
@@ -126,14 +127,14 @@ fn jobs_begin_anew_and_users_stay_where_they_were_led() {
     place.io("a", &["write -P 3 0 1M", "flush"]);
     let mirror = json!({"job-id": "j", "device": "a", "target": "b", "sync": "full"});
     client.must("blockdev-mirror", mirror);
-    client.event("BLOCK_JOB_READY");
+    client.take_event("BLOCK_JOB_READY");
 
     let (service, mut client) = again(&place, service);
     assert_eq!(client.names("query-jobs", "id"), ["j"]);
     wait_ready(&mut client);
     place.io("a", &["write -P 4 0 64k"]);
     client.must("job-complete", json!({"id": "j"}));
-    client.event("BLOCK_JOB_COMPLETED");
+    client.take_event("BLOCK_JOB_COMPLETED");
     // The client knows: so does the file.
     place.io("a", &["write -P 8 128k 64k", "flush"]);
 
@@ -151,9 +152,9 @@ fn jobs_begin_anew_and_users_stay_where_they_were_led() {
         "speed": 1, "auto-finalize": false});
     client.must("blockdev-backup", backup);
     service.kill();
-    std::fs::remove_file(place.path("c")).expect("it is there");
+    place.remove("c");
     let (service, mut client) = start(&place);
-    let told = client.event("BLOCK_JOB_COMPLETED");
+    let told = client.take_event("BLOCK_JOB_COMPLETED");
     assert_eq!(told["data"]["device"], "k");
     assert!(
         told["data"]["error"].as_str().expect("why").contains("'c'"),
@@ -185,8 +186,8 @@ fn an_export_that_was_given_no_name_keeps_that_of_its_first_node() {
     service.end();
 }
 
-fn wait_ready(client: &mut Client) {
-    wait_for("a job that is ready", || {
+fn wait_ready(client: &mut Qmp) {
+    until("a job that is ready", || {
         client.must("query-jobs", json!({}))[0]["status"] == "ready"
     });
 }
@@ -203,7 +204,7 @@ fn a_mirror_to_a_file_begins_anew_and_ends() {
         let mirror =
             json!({"job-id": "j", "device": "a", "target": "t", "node-name": "t", "sync": sync});
         client.must("drive-mirror", mirror);
-        client.event("BLOCK_JOB_READY");
+        client.take_event("BLOCK_JOB_READY");
         if is_shown {
             let target = json!({"type": "nbd", "id": "t", "node-name": "t"});
             client.must("block-export-add", target);
@@ -214,7 +215,7 @@ fn a_mirror_to_a_file_begins_anew_and_ends() {
         wait_ready(&mut client);
         place.io("a", &["write -P 4 0 64k"]);
         client.must("job-complete", json!({"id": "j"}));
-        let told = client.event("BLOCK_JOB_COMPLETED");
+        let told = client.take_event("BLOCK_JOB_COMPLETED");
         assert_eq!(told["data"].get("error"), None, "{told}");
         assert_eq!(shown(&mut client)["a"], "t");
         place.io("a", &["write -P 8 128k 64k", "flush"]);
@@ -270,19 +271,16 @@ fn a_damaged_file_is_left_alone() {
     let (service, mut client) = start(&place);
     client.must("blockdev-add", node("a", "a"));
     service.end();
-    let whole = std::fs::read_to_string(place.path("state")).expect("it is there");
+    let whole = place.text("state");
     let refused = |text: &str, why: &str| {
         place.write("state", text);
         let mut words = vec!["daemon"];
         words.extend(WORDS);
-        let output = place.output(VELLUM, &words);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{said}");
+        let output = place.run(VELLUM, &words);
+        let said = output.err;
+        assert_eq!(output.code, Some(1), "{said}");
         assert!(said.contains(why), "{said}");
-        assert_eq!(
-            std::fs::read_to_string(place.path("state")).expect("it is there"),
-            text
-        );
+        assert_eq!(place.text("state"), text);
     };
     refused(
         &whole.replace("qcow2", "qcow3"),
@@ -305,8 +303,8 @@ fn a_damaged_file_is_left_alone() {
         "--state",
         "state",
     ];
-    let output = place.output(VELLUM, &other);
-    let said = String::from_utf8_lossy(&output.stderr);
+    let output = place.run(VELLUM, &other);
+    let said = output.err;
     assert!(
         said.contains("another daemon keeps the state file 'state'"),
         "{said}"
@@ -336,7 +334,7 @@ fn a_configuration_counts_for_what_it_names() {
     place.write("disks.toml", &(CONFIG.to_owned() + more));
     let words = ["--config", "disks.toml", "--state", "state"];
     let service = place.serve(&words);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     client.must("blockdev-add", node("b", "b"));
     client.must("block-export-add", export("b", "b"));
     client.must("blockdev-snapshot-sync", snapshot("a", "over"));
@@ -346,10 +344,10 @@ fn a_configuration_counts_for_what_it_names() {
     // A disk has gone from the file, and an export is another one.
     place.write(
         "disks.toml",
-        &CONFIG.replace("writable", "description = 'x'\nwritable"),
+        CONFIG.replace("writable", "description = 'x'\nwritable"),
     );
     let service = place.serve(&words);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     let all = shown(&mut client);
     let expected = [("a", "over"), ("b", "b")].map(|(id, node)| (id.to_owned(), node.to_owned()));
     assert_eq!(all, BTreeMap::from(expected));
@@ -364,9 +362,9 @@ fn a_configuration_counts_for_what_it_names() {
 
 /// What a start says that must not be.
 pub fn refused(place: &Place, words: &[&str]) -> String {
-    let output = place.output(VELLUM, &[&["daemon"], words].concat());
-    assert!(!output.status.success(), "{output:?}");
-    String::from_utf8_lossy(&output.stderr).into_owned()
+    let output = place.run(VELLUM, &[&["daemon"], words].concat());
+    assert!((output.code != Some(0)), "{output:?}");
+    output.err
 }
 
 #[test]
@@ -375,10 +373,10 @@ fn an_overlay_comes_back_over_the_image_that_it_was_made_over_or_not_at_all() {
     place.write("disks.toml", CONFIG);
     let words = ["--config", "disks.toml", "--state", "state"];
     let service = place.serve(&words);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     client.must("blockdev-snapshot-sync", snapshot("a", "over"));
     service.kill();
-    place.write("disks.toml", &CONFIG.replace("image = 'a'", "image = 'b'"));
+    place.write("disks.toml", CONFIG.replace("image = 'a'", "image = 'b'"));
     let said = refused(&place, &words);
     assert!(
         said.contains("an overlay stands on 'a', which is another image"),
@@ -386,7 +384,7 @@ fn an_overlay_comes_back_over_the_image_that_it_was_made_over_or_not_at_all() {
     );
     place.write("disks.toml", CONFIG);
     let service = place.serve(&words);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     assert_eq!(shown(&mut client)["a"], "over");
     service.end();
     // An export of the command line would show its node again, whatever lies over it by now.
@@ -404,13 +402,13 @@ fn a_disk_that_is_served_is_written_to_whatever_stands_on_it() {
     place.write("disks.toml", CONFIG);
     let words = ["--config", "disks.toml", "--state", "state"];
     let service = place.serve(&words);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     client.must("blockdev-snapshot-sync", snapshot("a", "over"));
     place.io("a", &["write -P 5 0 64k"]);
     client.must("block-commit", json!({"job-id": "c", "device": "over"}));
-    client.event("BLOCK_JOB_READY");
+    client.take_event("BLOCK_JOB_READY");
     client.must("job-complete", json!({"id": "c"}));
-    client.event("BLOCK_JOB_COMPLETED");
+    client.take_event("BLOCK_JOB_COMPLETED");
     assert_eq!(shown(&mut client)["a"], "a");
     service.kill();
     let service = place.serve(&words);
@@ -422,14 +420,14 @@ fn a_disk_that_is_served_is_written_to_whatever_stands_on_it() {
 fn a_disk_that_users_were_led_from_is_not_made_anew() {
     let place = Place::new();
     place.write("disks.toml", CONFIG);
-    let service = place.serve(&["--config", "disks.toml"]);
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let service = place.serve("--config disks.toml");
+    let mut client = place.monitor();
     client.must("blockdev-add", node("b", "b"));
     let mirror = json!({"job-id": "m", "device": "a", "target": "b", "sync": "full"});
     client.must("blockdev-mirror", mirror);
-    client.event("BLOCK_JOB_READY");
+    client.take_event("BLOCK_JOB_READY");
     client.must("job-complete", json!({"id": "m"}));
-    client.event("BLOCK_JOB_COMPLETED");
+    client.take_event("BLOCK_JOB_COMPLETED");
     place.io("a", &["write -P 7 0 64k", "flush"]);
     let throttled = CONFIG.replace("[[disk.export]]", "throttle = 't'\n[[disk.export]]")
         + "[throttle.t]\niops-total = 100000\n";
@@ -518,7 +516,7 @@ impl Model {
     }
 
     /// What a daemon has.
-    fn of(client: &mut Client, count: usize) -> Model {
+    fn of(client: &mut Qmp, count: usize) -> Model {
         let mut nodes = BTreeMap::new();
         for one in client
             .must("query-named-block-nodes", json!({}))
@@ -549,7 +547,7 @@ fn whenever_it_is_killed_what_was_acknowledged_is_there() {
     const SEED: u64 = 21;
     let place = Place::new();
     // One image for each node that may be made, each under the node's name.
-    place.must(VELLUM, &["create", "-q", "-f", "qcow2", "n0", "1M"]);
+    place.must(VELLUM, "create -q -f qcow2 n0 1M");
     for at in 1..400 {
         std::fs::copy(place.path("n0"), place.path(&format!("n{at}"))).expect("a copy");
     }

@@ -5,15 +5,16 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::place::{Client, Place, Service, VELLUM, wait_for};
+use crate::place::{Place, Service, VELLUM};
 use crate::state::{WORDS, export, node, shown, snapshot};
+use vellum_testing::{Qmp, until};
 
 /// Starts a daemon whose state file is in a folder of its own.
-fn serve(place: &Place) -> (Service, Client) {
+fn serve(place: &Place) -> (Service, Qmp) {
     let mut words = WORDS;
     words[7] = "folder/state";
     let service = place.serve(&words);
-    let client = Client::connect(&place.path("qmp.sock"));
+    let client = place.monitor();
     (service, client)
 }
 
@@ -36,11 +37,11 @@ fn where_the_state_cannot_be_written_users_stay() {
     client.must("block-export-add", export("a", "a"));
     let mirror = json!({"job-id": "j", "device": "a", "target": "b", "sync": "full"});
     client.must("blockdev-mirror", mirror);
-    client.event("BLOCK_JOB_READY");
+    client.take_event("BLOCK_JOB_READY");
     remove_folder(&place);
 
     client.send("job-complete", json!({"id": "j"}));
-    let told = client.event("BLOCK_JOB_COMPLETED");
+    let told = client.take_event("BLOCK_JOB_COMPLETED");
     let why = told["data"]["error"].as_str().expect("why");
     assert!(
         why.contains("cannot write the state file 'folder/state'"),
@@ -48,7 +49,7 @@ fn where_the_state_cannot_be_written_users_stay() {
     );
     client.send("blockdev-snapshot-sync", snapshot("a", "over"));
     // What was answered before this is the mirror's, whose end was an event.
-    let refused = std::iter::from_fn(|| client.next()).find(|one| one.get("error").is_some());
+    let refused = std::iter::from_fn(|| client.message()).find(|one| one.get("error").is_some());
     let refused = refused.expect("an answer")["error"]["desc"].to_string();
     assert!(refused.contains("cannot write the state file"), "{refused}");
     make_folder(&place);
@@ -126,11 +127,11 @@ fn what_is_acknowledged_while_the_daemon_ends_is_in_the_file() {
         "--monitor",
         "n",
     ]);
-    place.must(VELLUM, &["create", "-q", "-f", "qcow2", "large", "64M"]);
-    place.must(VELLUM, &["io", "-c", "write -q -P 1 0 4M", "large"]);
+    place.must(VELLUM, "create -q -f qcow2 large 64M");
+    place.must(VELLUM, "io -c 'write -q -P 1 0 4M' large");
     let service = place.serve(&words);
-    let mut client = Client::connect(&place.path("qmp.sock"));
-    let mut other = Client::connect(&place.path("other.sock"));
+    let mut client = place.monitor();
+    let mut other = Qmp::connect(place.path("other.sock"));
     let slow = json!({"qom-type": "throttle-group", "id": "t", "limits": {"iops-total": 3}});
     client.must("object-add", slow);
     client.must("blockdev-add", node("a", "a"));
@@ -146,10 +147,10 @@ fn what_is_acknowledged_while_the_daemon_ends_is_in_the_file() {
     other.send("block-export-add", export("a", "a"));
     std::thread::sleep(Duration::from_millis(500));
     service.signal("-TERM");
-    let answer = std::iter::from_fn(|| other.next()).find(|one| one.get("event").is_none());
+    let answer = std::iter::from_fn(|| other.message()).find(|one| one.get("event").is_none());
     let is_done = answer.is_some_and(|answer| answer.get("return").is_some());
     service.wait();
-    let text = std::fs::read_to_string(place.path("state")).expect("it is there");
+    let text = place.text("state");
     let state: Value = serde_json::from_str(text.lines().nth(1).expect("a line")).expect("JSON");
     let exports = state["exports"].as_array().expect("a list").len();
     assert_eq!(exports > 0, is_done, "{exports}");
@@ -180,11 +181,11 @@ fn a_job_that_ends_while_the_state_cannot_be_written_is_over() {
         let backup = json!({"job-id": "j", "device": "a", "target": "b", "sync": "full",
             "auto-finalize": false});
         client.must("blockdev-backup", backup);
-        client.event("BLOCK_JOB_PENDING");
+        client.take_event("BLOCK_JOB_PENDING");
         assert_eq!(jobs(&place)[0]["arguments"]["job-id"], "j");
         remove_folder(&place);
         client.must("job-finalize", json!({"id": "j"}));
-        let told = client.event("BLOCK_JOB_COMPLETED");
+        let told = client.take_event("BLOCK_JOB_COMPLETED");
         assert!(told["data"].get("error").is_none(), "{told}");
         place.io("a", &["write -P 6 0 64k", "flush"]);
         let said = service.log();
@@ -197,7 +198,7 @@ fn a_job_that_ends_while_the_state_cannot_be_written_is_over() {
         match is_ended {
             true => service.end(),
             false => {
-                wait_for("the end of the job", || jobs(&place) == json!([]));
+                until("the end of the job", || jobs(&place) == json!([]));
                 service.kill();
             }
         }
@@ -205,7 +206,7 @@ fn a_job_that_ends_while_the_state_cannot_be_written_is_over() {
         assert_eq!(client.names("query-jobs", "id"), [""; 0]);
         drop(client);
         service.end();
-        let said = place.must(VELLUM, &["io", "-r", "-c", "read -P 5 0 64k", "b"]);
+        let said = place.must(VELLUM, "io -r -c 'read -P 5 0 64k' b");
         assert!(!said.contains("failed"), "{said}");
     }
 }
@@ -221,7 +222,7 @@ fn a_job_that_is_cancelled_while_the_daemon_ends_is_over() {
     }
     let mirror = json!({"job-id": "j", "device": "a", "target": "b", "sync": "full"});
     client.must("blockdev-mirror", mirror);
-    client.event("BLOCK_JOB_READY");
+    client.take_event("BLOCK_JOB_READY");
     assert_eq!(jobs(&place)[0]["arguments"]["job-id"], "j");
     client.send("block-job-cancel", json!({"device": "j"}));
     client.send("quit", json!({}));

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use serde_json::json;
 
-use crate::place::{Client, Place, VELLUM};
+use crate::place::{Place, VELLUM};
+use vellum_testing::Qmp;
 
 const CONFIG: &str = "[daemon]\nmonitors = ['qmp.sock']\nnbd = { path = 'nbd.sock' }\n\
     [[disk]]\nname = 'a'\nimage = 'a'\nformat = 'qcow2'\n[[disk.export]]\ntype = 'nbd'\nname = 'a'\nwritable = true\n";
@@ -14,7 +15,7 @@ fn the_manager_is_told_of_every_step() {
     let place = Place::new();
     place.write("disks.toml", CONFIG);
     let set = [("WATCHDOG_USEC", "200000")];
-    let service = place.start_as(&[VELLUM, "daemon"], &["--config", "disks.toml"], &set);
+    let service = place.start_as(VELLUM, "daemon --config disks.toml", &set);
     let ready = service.wait_told("READY=1");
     assert!(ready.contains("STATUS=1 disks, 1 exports"), "{ready}");
     // Everything is served by then.
@@ -47,26 +48,18 @@ fn sockets_are_taken_over_by_their_paths() {
     place.write("disks.toml", CONFIG);
     let listen = |name: &str| place.path(name).display().to_string();
     let (monitor, nbd) = (listen("qmp.sock"), listen("nbd.sock"));
-    let manager = [
-        "systemd-socket-activate",
-        "-l",
-        &monitor,
-        "-l",
-        &nbd,
-        "-E",
-        "NOTIFY_SOCKET",
-    ];
-    let program = [&manager[..], &[VELLUM, "daemon"]].concat();
-    let service = place.start_as(&program, &["--config", "disks.toml"], &[]);
+    let words =
+        format!("-l {monitor} -l {nbd} -E NOTIFY_SOCKET {VELLUM} daemon --config disks.toml");
+    let service = place.start_as("systemd-socket-activate", &words, &[]);
     // The first client starts it.
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     service.wait_told("READY=1");
     assert_eq!(client.exports(), ["a-nbd"]);
     place.io("a", &["read 0 4k"]);
     client.must("quit", json!({}));
     drop(client);
     // They are the manager's: whoever comes now waits for the next start.
-    assert!(place.path("qmp.sock").exists() && place.path("nbd.sock").exists());
+    assert!(place.has("qmp.sock") && place.has("nbd.sock"));
 }
 
 #[test]
@@ -75,21 +68,12 @@ fn sockets_are_taken_over_by_their_names() {
     place.write("disks.toml", "");
     let listen = |name: &str| place.path(name).display().to_string();
     let (monitor, nbd, other) = (listen("m.sock"), listen("nbd.sock"), listen("o.sock"));
-    let manager = [
-        "systemd-socket-activate",
-        "-l",
-        &monitor,
-        "-l",
-        &nbd,
-        "-l",
-        &other,
-        "--fdname=qmp:nbd:x",
-        "-E",
-        "NOTIFY_SOCKET",
-    ];
-    let program = [&manager[..], &[VELLUM, "daemon"]].concat();
-    let service = place.start_as(&program, &["--config", "disks.toml"], &[]);
-    let mut client = Client::connect(&place.path("m.sock"));
+    let words = format!(
+        "-l {monitor} -l {nbd} -l {other} --fdname=qmp:nbd:x -E NOTIFY_SOCKET \
+         {VELLUM} daemon --config disks.toml"
+    );
+    let service = place.start_as("systemd-socket-activate", &words, &[]);
+    let mut client = Qmp::connect(place.path("m.sock"));
     service.wait_told("READY=1");
     let node = json!({"driver": "qcow2", "node-name": "a",
         "file": {"driver": "file", "filename": "a"}});
@@ -119,13 +103,12 @@ fn the_units_are_understood_and_confine_the_daemon() {
     // The check wants the programs there.
     place.write(
         "vellum.service",
-        &packaged("vellum.service").replace("/usr/bin/vellum", VELLUM),
+        packaged("vellum.service").replace("/usr/bin/vellum", VELLUM),
     );
-    place.write("vellum.socket", &packaged("vellum.socket"));
+    place.write("vellum.socket", packaged("vellum.socket"));
     let words = ["verify", "--man=no", "./vellum.service", "./vellum.socket"];
-    let output = place.output("systemd-analyze", &words);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.is_empty(), "{said}");
+    let said = place.run("systemd-analyze", &words).expect(0).err;
+    assert_eq!(said, "");
     // 17 of 100, of which 5 are the network.
     let words = [
         "security",
@@ -168,11 +151,10 @@ fn allowed_calls(place: &Place) -> BTreeSet<String> {
 fn the_filter_of_system_calls_lets_the_daemon_work() {
     let place = Place::new();
     place.write("disks.toml", CONFIG);
-    let program = ["strace", "-f", "-qq", "-o", "calls", VELLUM, "daemon"];
-    let words = ["--config", "disks.toml", "--state", "state"];
-    let service = place.start_as(&program, &words, &[("WATCHDOG_USEC", "1000000")]);
+    let words = format!("-f -qq -o calls {VELLUM} daemon --config disks.toml --state state");
+    let service = place.start_as("strace", &words, &[("WATCHDOG_USEC", "1000000")]);
     service.wait_told("READY=1");
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     let snapshot = json!({
         "node-name": "a", "snapshot-file": "over", "snapshot-node-name": "over",
         "format": "qcow2",
@@ -183,12 +165,12 @@ fn the_filter_of_system_calls_lets_the_daemon_work() {
         &["write 0 64k", "flush", "discard 0 64k", "read 0 64k"],
     );
     client.must("block-stream", json!({"job-id": "j", "device": "over"}));
-    client.event("BLOCK_JOB_COMPLETED");
+    client.take_event("BLOCK_JOB_COMPLETED");
     client.must("quit", json!({}));
     drop(client);
     service.wait();
     let allowed = allowed_calls(&place);
-    let text = std::fs::read_to_string(place.path("calls")).expect("a trace");
+    let text = place.text("calls");
     let made: BTreeSet<&str> = text
         .lines()
         .filter_map(|line| line.split_whitespace().nth(1)?.split_once('('))

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::guest::{DATA_AT, Guest, Queue, header};
-use crate::place::{Client, Place};
+use crate::place::Place;
 
 const CONFIG: &str = "[daemon]\nmonitors = ['qmp.sock']\n\
     [[disk]]\nname = 'a'\nimage = 'a'\nformat = 'qcow2'\n\
@@ -27,7 +27,7 @@ fn a_guest_goes_on_with_the_next_daemon() {
     let mut service = place.serve(&words);
     let mut guest = Guest::boot(&place.path("guest.sock"), 1, 0);
     // What the guest sees is an overlay that the file does not know of.
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     let snapshot = json!({
         "node-name": "a", "snapshot-file": "over", "snapshot-node-name": "over",
         "format": "qcow2",
@@ -60,7 +60,7 @@ fn a_guest_goes_on_with_the_next_daemon() {
             );
         }
     }
-    let mut client = Client::connect(&place.path("qmp.sock"));
+    let mut client = place.monitor();
     let exports = client.must("query-block-exports", json!({}));
     assert_eq!(exports[0]["node-name"], "over");
     service.end();
