@@ -1,44 +1,21 @@
 //! `vellum audit` as a pipeline uses it: verdict, exit code, and what is opened.
 
-use std::path::Path;
-use std::process::{Command, Output};
-
 use serde_json::Value;
-use tempfile::TempDir;
+use vellum_testing::Folder;
 
-fn vellum(folder: &Path, words: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
-    command.args(words).current_dir(folder).env("LC_ALL", "C");
-    command.output().expect("the program runs")
-}
-
-fn qemu_img(folder: &Path, line: &str) {
-    let status = Command::new("qemu-img")
-        .args(line.split_whitespace())
-        .current_dir(folder)
-        .status()
-        .expect("qemu-img; run `cargo xtask setup`");
-    assert!(status.success(), "{line}");
-}
+const VELLUM: &str = env!("CARGO_BIN_EXE_vellum");
 
 /// A folder in which command lines of the real `qemu-img` have been run.
-fn folder(lines: &[&str]) -> TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
-    lines.iter().for_each(|line| qemu_img(folder.path(), line));
+fn folder(lines: &[&str]) -> Folder {
+    let folder = Folder::new(VELLUM);
+    lines.iter().for_each(|line| drop(folder.img(*line)));
     folder
 }
 
 /// The exit code, and the answer as JSON.
-fn audit(folder: &TempDir, words: &[&str]) -> (i32, Value) {
-    let words: Vec<&str> = ["audit", "--output=json"]
-        .iter()
-        .chain(words)
-        .copied()
-        .collect();
-    let output = vellum(folder.path(), &words);
-    let value = serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|error| panic!("{error}: {output:?}"));
-    (output.status.code().unwrap_or(-1), value)
+fn audit(folder: &Folder, words: &[&str]) -> (i32, Value) {
+    let said = folder.run("vellum", &[&["audit", "--output=json"], words].concat());
+    (said.code.unwrap_or(-1), said.json())
 }
 
 fn codes(value: &Value, level: &str) -> Vec<String> {
@@ -52,7 +29,7 @@ fn codes(value: &Value, level: &str) -> Vec<String> {
 }
 
 #[track_caller]
-fn rejected(folder: &TempDir, words: &[&str], reasons: &[&str]) -> Value {
+fn rejected(folder: &Folder, words: &[&str], reasons: &[&str]) -> Value {
     let (code, value) = audit(folder, words);
     assert_eq!(code, 2, "{value:#}");
     assert_eq!(value["verdict"], "rejected");
@@ -61,7 +38,7 @@ fn rejected(folder: &TempDir, words: &[&str], reasons: &[&str]) -> Value {
 }
 
 #[track_caller]
-fn safe(folder: &TempDir, words: &[&str]) -> Value {
+fn safe(folder: &Folder, words: &[&str]) -> Value {
     let (code, value) = audit(folder, words);
     assert_eq!(code, 0, "{value:#}");
     assert_eq!(value["verdict"], "safe");
@@ -92,10 +69,7 @@ fn images_that_stand_alone_are_safe() {
 fn an_image_with_an_external_data_file_is_rejected() {
     let folder = folder(&["create -q -f qcow2 -o data_file=data evil 1M"]);
     // The image that is uploaded names what the uploader wants to read.
-    qemu_img(
-        folder.path(),
-        "amend -f qcow2 -o data_file=/etc/passwd evil",
-    );
+    folder.img("amend -f qcow2 -o data_file=/etc/passwd evil");
     let value = rejected(&folder, &["evil"], &["data-file"]);
     assert_eq!(value["references"][0]["name"], "/etc/passwd");
     assert_eq!(value["references"][0]["in-effect"], true);
@@ -115,9 +89,9 @@ fn an_image_with_an_external_data_file_is_rejected() {
 #[test]
 fn a_raw_disk_with_a_header_from_the_guest_is_rejected() {
     let folder = folder(&["create -q -f qcow2 -u -b /etc/shadow -F raw header 64M"]);
-    let mut disk = std::fs::read(folder.path().join("header")).unwrap();
+    let mut disk = folder.read("header");
     disk.resize(64 << 20, 0);
-    std::fs::write(folder.path().join("disk"), disk).unwrap();
+    folder.write("disk", disk);
     let value = rejected(
         &folder,
         &["-f", "raw", "disk"],
@@ -190,9 +164,7 @@ fn what_cannot_be_read_has_a_code_of_its_own() {
         &["audit", "-f", "qcow3", "a"],
         &["audit", "--nope"],
     ] {
-        let output = vellum(folder.path(), words);
-        assert_eq!(output.status.code(), Some(1));
-        assert!(String::from_utf8_lossy(&output.stderr).contains("--help"));
+        assert!(folder.refused("vellum", words).contains("--help"));
     }
 }
 
@@ -206,9 +178,7 @@ fn files_of_other_machines_are_refused_with_what_to_do() {
         &["oci", "push", "s3://b/k", "127.0.0.1:1/x"],
         &["receive", "-O", "raw", "rbd:pool/image"],
     ] {
-        let output = vellum(folder.path(), words);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{words:?}: {said}");
+        let said = folder.refused("vellum", words);
         let reason = "is on another machine, and this command takes files of this one only";
         assert!(said.contains(reason), "{words:?}: {said}");
     }
@@ -225,22 +195,18 @@ fn nothing_else_is_opened() {
     ]);
     let secret =
         "# Disk DescriptorFile\nversion=1\ncreateType=\"custom\"\n RW 9 FLAT \"secret\" 0\n";
-    std::fs::write(folder.path().join("text"), secret).expect("a file");
+    folder.write("text", secret);
     for (image, code) in [
         ("overlay", 0),
         ("difference", 2),
         ("parts.vmdk", 2),
         ("text", 2),
     ] {
-        let traced = Command::new("strace")
-            .args(["-f", "-o", "trace", "-e", "trace=open,openat,openat2"])
-            .arg(env!("CARGO_BIN_EXE_vellum"))
-            .args(["audit", "--allow-backing", "--within", ".", image])
-            .current_dir(folder.path())
-            .output()
-            .expect("strace; run `cargo xtask setup`");
-        assert_eq!(traced.status.code(), Some(code), "{traced:?}");
-        let trace = std::fs::read_to_string(folder.path().join("trace")).unwrap();
+        let words = "-f -o trace -e trace=open,openat,openat2";
+        let audit = "audit --allow-backing --within .";
+        let line = format!("{words} {VELLUM} {audit} {image}");
+        folder.run("strace", &line).expect(code);
+        let trace = folder.text("trace");
         assert!(trace.contains(image), "{trace}");
         assert!(
             !trace.contains("secret") && !trace.contains("parts-flat"),
@@ -252,9 +218,7 @@ fn nothing_else_is_opened() {
 #[test]
 fn words_for_people_hold_no_colours_in_a_pipe() {
     let folder = folder(&["create -q -f qcow2 -u -b /etc/shadow -F raw evil 1M"]);
-    let output = vellum(folder.path(), &["audit", "evil"]);
-    assert_eq!(output.status.code(), Some(2));
-    let text = String::from_utf8(output.stdout).unwrap();
+    let text = folder.run("vellum", "audit evil").expect(2).out;
     assert!(text.starts_with("evil: rejected\n"), "{text}");
     assert!(text.contains("backing-file"), "{text}");
     assert!(!text.contains('\x1b'), "{text}");
@@ -284,9 +248,7 @@ fn the_option_that_allows_is_named() {
         let (code, value) = audit(&folder, words);
         assert_eq!(code, 2, "{value:#}");
         assert_eq!(value["findings"][0]["option"], option, "{value:#}");
-        let with_word: Vec<&str> = ["audit"].iter().chain(words).copied().collect();
-        let text = vellum(folder.path(), &with_word).stdout;
-        let text = String::from_utf8_lossy(&text).into_owned();
+        let text = folder.run("vellum", &[&["audit"], words].concat()).out;
         assert!(text.contains(&format!("(allowed by {option})")), "{text}");
     }
 }
@@ -313,8 +275,7 @@ fn several_images_have_the_code_of_the_worst() {
         let images: Vec<_> = images.iter().copied().map(Some).collect();
         assert_eq!(named, images);
     }
-    let output = vellum(folder.path(), &["audit", "bad", "good"]);
-    let text = String::from_utf8(output.stdout).unwrap();
+    let text = folder.run("vellum", "audit bad good").out;
     assert!(
         text.ends_with("2 images: 1 safe, 1 rejected, 0 unreadable\n"),
         "{text}"
@@ -340,7 +301,7 @@ fn encryption_and_what_is_no_disk_are_told() {
         ("disk.gz", b"\x1f\x8b\x08\0\0\0\0\0", "not-a-disk"),
         ("program", b"\x7fELF\x02\x01\x01", "not-a-disk"),
     ] {
-        std::fs::write(folder.path().join(name), bytes).unwrap();
+        folder.write(name, bytes);
         let value = safe(&folder, &[name]);
         assert_eq!(codes(&value, "warning"), [code]);
     }

@@ -1,93 +1,40 @@
 //! `qemu-storage-daemon` beside the real one, and as a server.
 
 use std::io::Read;
-use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Stdio;
+use std::time::Duration;
 
-use tempfile::TempDir;
+use vellum_testing::{Folder, Running, Words, signal, until};
 
+const VELLUM: &str = env!("CARGO_BIN_EXE_vellum");
 const NAME: &str = "qemu-storage-daemon";
+const OURS: &str = "our qemu-storage-daemon";
 
-/// A folder with images and a link to our daemon.
-struct Place {
-    folder: TempDir,
+/// A folder with images.
+fn folder() -> Folder {
+    let folder = Folder::new(VELLUM);
+    folder.img("create -q -f qcow2 base 8M");
+    folder.img("create -q -f qcow2 top 8M");
+    folder
 }
 
-impl Place {
-    fn new() -> Place {
-        let folder = tempfile::tempdir().expect("a folder");
-        symlink(env!("CARGO_BIN_EXE_vellum"), folder.path().join(NAME)).expect("a link");
-        let place = Place { folder };
-        place.must("qemu-img", "create -q -f qcow2 base 8M");
-        place.must("qemu-img", "create -q -f qcow2 top 8M");
-        place
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn command(&self, program: &Path, words: &[&str]) -> Command {
-        let mut command = Command::new(program);
-        command.current_dir(self.folder.path()).args(words);
-        command
-    }
-
-    fn must(&self, program: &str, line: &str) -> String {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        self.must_words(program, &words)
-    }
-
-    fn must_words(&self, program: &str, words: &[&str]) -> String {
-        let output = self.command(Path::new(program), words).output();
-        let output = output.expect("the program of `cargo xtask setup`");
-        assert!(output.status.success(), "{program} {words:?}: {output:?}");
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    }
-
-    /// Starts our daemon and waits until it listens.
-    fn start(&self, words: &[&str]) -> Child {
-        let child = self.command(&self.path(NAME), words).spawn();
-        let child = child.expect("the program runs");
-        wait_for("a socket", || {
-            UnixStream::connect(self.path("sock")).is_ok()
-        });
-        child
-    }
-
-    /// Ends a daemon as a service manager would.
-    fn end(&self, mut child: Child) {
-        let pid = child.id().to_string();
-        self.must_words("kill", &["-TERM", &pid]);
-        let mut code = None;
-        wait_for("the end", || {
-            code = child
-                .try_wait()
-                .expect("a child")
-                .map(|status| status.code());
-            code.is_some()
-        });
-        assert_eq!(code, Some(Some(0)));
-    }
-}
-
-fn wait_for(what: &str, mut is_true: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(30);
-    while !is_true() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+/// Starts our daemon and waits until it listens.
+fn start(folder: &Folder, words: impl Words) -> Running {
+    let daemon = folder.start(OURS, words);
+    until("a socket", || {
+        UnixStream::connect(folder.path("sock")).is_ok()
+    });
+    daemon
 }
 
 const SERVER: &str = "addr.type=unix,addr.path=sock,max-connections=16";
 const URI: &str = "nbd+unix:///?socket=sock";
+const RAW: &str = "-f raw nbd+unix:///?socket=sock";
 
 #[test]
 fn errors_agree() {
-    let place = Place::new();
+    let folder = folder();
     let file = "--blockdev driver=file,node-name=f,filename=base";
     let server = format!("--nbd-server {SERVER}");
     let lines = [
@@ -141,39 +88,30 @@ fn errors_agree() {
         "--chardev socket,id=a,path=x,foo=1".into(),
     ];
     for line in lines {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let run = |program: &Path| {
-            let output = place.command(program, &words).output().expect("it runs");
-            let text = String::from_utf8_lossy(&output.stderr).into_owned();
-            (output.status.code(), text)
+        let run = |program: &str| {
+            let said = folder.run(program, &line);
+            (said.code, said.err)
         };
-        assert_eq!(run(&place.path(NAME)), run(Path::new(NAME)), "{line}");
+        assert_eq!(run(OURS), run(NAME), "{line}");
     }
 }
 
 #[test]
 fn every_program_has_the_version_of_the_real_one() {
-    let place = Place::new();
+    let folder = folder();
     for name in ["qemu-img", "qemu-io", "qemu-nbd", NAME] {
-        let ours = place.path("links").join(name);
-        std::fs::create_dir_all(place.path("links")).expect("a folder");
-        symlink(env!("CARGO_BIN_EXE_vellum"), &ours).expect("a link");
-        let shown = |program: &Path| {
-            let output = place.command(program, &["--version"]).output();
-            let output = output.expect("it runs");
-            assert!(output.status.success(), "{name}: {output:?}");
-            String::from_utf8_lossy(&output.stdout).into_owned()
-        };
-        let theirs = shown(Path::new(name));
+        let shown = |program: &str| folder.must(program, "--version");
+        let theirs = shown(name);
         let words = theirs.split(char::is_numeric).next().expect("words");
         let start = format!("{words}10.0.2 (vellum ");
-        assert!(shown(&ours).starts_with(&start), "{name}: {}", shown(&ours));
+        let ours = shown(&format!("our {name}"));
+        assert!(ours.starts_with(&start), "{name}: {ours}");
     }
 }
 
 #[test]
 fn what_does_not_exist_is_refused_by_name() {
-    let place = Place::new();
+    let folder = folder();
     for (line, word) in [
         (
             "--object tls-creds-psk,id=t,dir=.",
@@ -188,101 +126,69 @@ fn what_does_not_exist_is_refused_by_name() {
             "No TLS credentials with id 't'",
         ),
     ] {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let output = place.command(&place.path(NAME), &words).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{line}");
+        let text = folder.refused(OURS, line);
         assert!(text.contains(word), "{line}: {text}");
     }
 }
 
 #[test]
 fn an_overlay_on_a_named_node_is_served_and_left_clean() {
-    let place = Place::new();
-    place.must_words("qemu-io", &["-c", "write -P 1 0 64k", "base"]);
-    let child = place.start(&[
-        "--object",
-        "iothread,id=io",
-        "--blockdev",
-        "driver=qcow2,node-name=base,file.driver=file,file.filename=base,read-only=on",
-        "--blockdev",
-        r#"{"driver":"file","node-name":"file","filename":"top"}"#,
-        "--blockdev",
-        "driver=qcow2,node-name=disk,file=file,backing=base",
-        "--nbd-server",
-        SERVER,
-        "--export",
-        "type=nbd,id=e,node-name=disk,name=,writable=on,iothread=io",
-        "--export",
-        "type=nbd,id=b,node-name=base,description=below",
-        "--pidfile",
-        "pid",
-    ]);
-    let commands = ["-c", "read -P 1 0 64k", "-c", "write -P 2 64k 64k"];
-    let words: Vec<&str> = ["-f", "raw"]
-        .into_iter()
-        .chain(commands)
-        .chain([URI])
-        .collect();
-    let said = place.must_words("qemu-io", &words);
-    assert!(!said.contains("failed"), "{said}");
-    let listed = place.must_words(
-        "qemu-nbd",
-        &["--list", "-k", place.path("sock").to_str().unwrap()],
+    let folder = folder();
+    folder.io("base", &["write -P 1 0 64k"]);
+    let daemon = start(
+        &folder,
+        &[
+            "--object=iothread,id=io",
+            "--blockdev=driver=qcow2,node-name=base,file.driver=file,file.filename=base,read-only=on",
+            r#"--blockdev={"driver":"file","node-name":"file","filename":"top"}"#,
+            "--blockdev=driver=qcow2,node-name=disk,file=file,backing=base",
+            "--nbd-server",
+            SERVER,
+            "--export=type=nbd,id=e,node-name=disk,name=,writable=on,iothread=io",
+            "--export=type=nbd,id=b,node-name=base,description=below",
+            "--pidfile=pid",
+        ],
     );
+    folder.io(RAW, &["read -P 1 0 64k", "write -P 2 64k 64k"]);
+    let sock = folder.name("sock");
+    let listed = folder.must("qemu-nbd", &["--list", "-k", &sock]);
     assert!(
         listed.contains("export: 'base'") && listed.contains("below"),
         "{listed}"
     );
-    let pid = std::fs::read_to_string(place.path("pid")).expect("a pid file");
-    assert_eq!(pid.trim(), child.id().to_string());
-    place.end(child);
-    assert!(!place.path("pid").exists() && !place.path("sock").exists());
-    place.must("qemu-img", "check -q top");
-    let said = place.must_words("qemu-io", &["-c", "read -P 2 64k 64k", "top"]);
-    assert!(!said.contains("failed"), "{said}");
+    assert_eq!(folder.text("pid").trim(), daemon.id().to_string());
+    daemon.end();
+    assert!(!folder.has("pid") && !folder.has("sock"));
+    folder.img("check -q top");
+    folder.io("top", &["read -P 2 64k 64k"]);
 }
 
 #[test]
 fn it_goes_to_the_background_when_clients_can_come() {
-    let place = Place::new();
-    let mut words = vec!["--blockdev", "driver=file,node-name=f,filename=base"];
-    words.extend([
-        "--nbd-server",
-        SERVER,
-        "--export",
-        "nbd,id=e,node-name=f,name=",
-    ]);
-    words.extend(["--daemonize", "--pidfile", "pid"]);
-    let status = place
-        .command(&place.path(NAME), &words)
-        .stdin(Stdio::null())
-        .status();
+    let folder = folder();
+    let words = format!(
+        "--blockdev driver=file,node-name=f,filename=base --nbd-server {SERVER} \
+         --export nbd,id=e,node-name=f,name= --daemonize --pidfile pid"
+    );
+    // Its output goes nowhere: it stays open in the background.
+    let status = folder.command(OURS, &words).status();
     assert!(status.expect("it runs").success());
-    place.must_words("qemu-img", &["info", URI]);
-    let pid = std::fs::read_to_string(place.path("pid")).expect("a pid file");
-    place.must_words("kill", &["-TERM", pid.trim()]);
-    wait_for("the end", || !place.path("pid").exists());
+    folder.img(&["info", URI]);
+    let pid = folder.text("pid");
+    signal(pid.trim().parse().expect("a number"), "-TERM");
+    until("the end", || !folder.has("pid"));
 }
 
 #[test]
 fn why_it_does_not_go_to_the_background_is_said_before_it_ends() {
-    let place = Place::new();
+    let folder = folder();
     for _ in 0..40 {
-        let said = std::fs::File::create(place.path("said")).expect("a file");
-        let words = [
-            "--blockdev",
-            "driver=file,node-name=f,filename=nobody",
-            "--daemonize",
-        ];
-        let mut command = place.command(&place.path(NAME), &words);
-        let status = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(said)
-            .status();
+        let said = std::fs::File::create(folder.path("said")).expect("a file");
+        let words = "--blockdev driver=file,node-name=f,filename=nobody --daemonize";
+        let mut command = folder.command(OURS, words);
+        let status = command.stdout(Stdio::null()).stderr(said).status();
         assert_eq!(status.expect("it runs").code(), Some(1));
-        let said = std::fs::read_to_string(place.path("said")).expect("what it said");
+        let said = folder.text("said");
         assert!(said.contains("Could not open 'nobody'"), "{said:?}");
     }
 }
@@ -290,7 +196,7 @@ fn why_it_does_not_go_to_the_background_is_said_before_it_ends() {
 /// More than a lane gives to the kernel at a time: none keeps what others ask of the disk waiting.
 #[test]
 fn hundreds_of_exports_and_clients_are_served_at_once() {
-    let place = Place::new();
+    let folder = folder();
     let server = "addr.type=unix,addr.path=sock";
     let disk = "driver=qcow2,node-name=f,file.driver=file,file.filename=top";
     let nbd = "nbd,id=e,node-name=f,name=,writable=on";
@@ -301,33 +207,24 @@ fn hundreds_of_exports_and_clients_are_served_at_once() {
         let export = format!("id=v{at},node-name=f,addr.type=unix,addr.path=v{at}");
         words.extend(["--export".to_owned(), format!("vhost-user-blk,{export}")]);
     }
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let child = place.start(&words);
+    let daemon = start(&folder, &words);
     let clients = (0..400).map(|_| {
-        let mut client = UnixStream::connect(place.path("sock")).expect("a connection");
+        let mut client = UnixStream::connect(folder.path("sock")).expect("a connection");
         let patience = Some(Duration::from_secs(30));
         client.set_read_timeout(patience).expect("a socket");
         client.read_exact(&mut [0; 18]).expect("a greeting");
         client
     });
     let clients: Vec<UnixStream> = clients.collect();
-    let asked = "write -P 3 0 64k;flush;read -P 3 0 64k";
-    let asked = asked.split(';').flat_map(|line| ["-c", line]);
-    let words: Vec<&str> = ["-f", "raw"]
-        .into_iter()
-        .chain(asked)
-        .chain([URI])
-        .collect();
-    let said = place.must_words("qemu-io", &words);
-    assert!(!said.contains("failed"), "{said}");
+    folder.io(RAW, &["write -P 3 0 64k", "flush", "read -P 3 0 64k"]);
     drop(clients);
-    place.end(child);
+    daemon.end();
 }
 
 /// Kilobytes of memory that a process has to itself, without those of its program: who else runs it
 /// decides whether they are.
-fn private_kib(child: &Child) -> u64 {
-    let path = format!("/proc/{}/smaps_rollup", child.id());
+fn private_kib(process: u32) -> u64 {
+    let path = format!("/proc/{process}/smaps_rollup");
     let text = std::fs::read_to_string(path).expect("its memory");
     let lines = text
         .lines()
@@ -340,15 +237,16 @@ fn private_kib(child: &Child) -> u64 {
 
 #[test]
 fn an_overlay_of_a_base_that_is_open_costs_little() {
-    let place = Place::new();
+    let folder = folder();
     const COUNT: usize = 300;
     let name = |at: usize| format!("o{at}");
-    place.must("qemu-img", "create -q -f qcow2 -b base -F qcow2 o0");
+    folder.img("create -q -f qcow2 -b base -F qcow2 o0");
     for at in 1..COUNT {
-        std::fs::copy(place.path("o0"), place.path(&name(at))).expect("a copy");
+        std::fs::copy(folder.path("o0"), folder.path(&name(at))).expect("a copy");
     }
     let serve = |count: usize| {
-        let mut words = Vec::new();
+        let server = "--nbd-server addr.type=unix,addr.path=sock --pidfile pid";
+        let mut words = server.words();
         for at in 0..count {
             let name = name(at);
             let node =
@@ -356,19 +254,11 @@ fn an_overlay_of_a_base_that_is_open_costs_little() {
             let export = format!("nbd,id={name},node-name={name},writable=on");
             words.extend(["--blockdev".to_owned(), node, "--export".to_owned(), export]);
         }
-        let server = [
-            "--nbd-server",
-            "addr.type=unix,addr.path=sock",
-            "--pidfile",
-            "pid",
-        ];
-        let mut all: Vec<&str> = server.to_vec();
-        all.extend(words.iter().map(String::as_str));
-        let child = place.start(&all);
-        wait_for("a pid file", || place.path("pid").exists());
-        let files = std::fs::read_dir(format!("/proc/{}/fd", child.id()));
-        let measured = (private_kib(&child), files.expect("its files").count());
-        place.end(child);
+        let daemon = start(&folder, &words);
+        until("a pid file", || folder.has("pid"));
+        let files = std::fs::read_dir(format!("/proc/{}/fd", daemon.id()));
+        let measured = (private_kib(daemon.id()), files.expect("its files").count());
+        daemon.end();
         measured
     };
     let ((one_kib, one_files), (all_kib, all_files)) = (serve(1), serve(COUNT));

@@ -1,59 +1,40 @@
 //! Images in places of fixed length (a logical volume, an NBD export) that are exactly as long as
 //! `measure` says, and under a limit of file sizes. The places are NBD exports of raw files.
 
-use std::os::unix::fs::symlink;
-use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
-
 use serde_json::Value;
-use tempfile::TempDir;
+use vellum_testing::{Folder, Running, Said, until};
 
 const VELLUM: &str = env!("CARGO_BIN_EXE_vellum");
 const PLACE: &str = "nbd+unix:///?socket=sock";
 
 /// A folder, and a server of its file `place`.
 struct Bed {
-    folder: TempDir,
-    server: Option<Child>,
+    folder: Folder,
+    server: Option<Running>,
 }
 
 impl Bed {
     fn new() -> Bed {
-        let folder = tempfile::tempdir().expect("a folder");
-        symlink(VELLUM, folder.path().join("vellum")).expect("a link");
-        symlink(VELLUM, folder.path().join("qemu-img")).expect("a link");
+        let folder = Folder::new(VELLUM);
+        folder.link("vellum");
+        folder.link("qemu-img");
         Bed {
             folder,
             server: None,
         }
     }
 
-    fn path(&self) -> &Path {
-        self.folder.path()
+    fn run(&self, line: &str) -> Said {
+        self.folder.shell(line)
     }
 
-    fn run(&self, line: &str) -> Output {
-        let mut command = Command::new("bash");
-        command
-            .args(["-c", line])
-            .current_dir(self.path())
-            .env("LC_ALL", "C")
-            .stdin(Stdio::null());
-        command.output().expect("bash")
-    }
-
-    fn must(&self, line: &str) -> String {
-        let output = self.run(line);
-        assert!(output.status.success(), "{line}: {output:?}");
-        String::from_utf8_lossy(&output.stdout).into_owned()
+    fn must(&self, line: &str) {
+        self.folder.done(line);
     }
 
     /// The JSON output of a command; its exit status says nothing, since `check` reports leaks by it.
     fn json(&self, line: &str) -> Value {
-        let output = self.run(line);
-        serde_json::from_slice(&output.stdout)
-            .unwrap_or_else(|error| panic!("{line}: {error}: {output:?}"))
+        self.run(line).json()
     }
 
     /// A number that `measure` reports.
@@ -65,7 +46,7 @@ impl Bed {
     /// Serves a new place, instead of the one before.
     fn serve(&mut self, len_bytes: u64) {
         self.end();
-        let path = self.path().join("place");
+        let path = self.folder.path("place");
         drop(std::fs::remove_file(&path));
         let file = std::fs::File::create(&path).expect("a file");
         file.set_len(len_bytes).expect("it is sparse");
@@ -74,25 +55,17 @@ impl Bed {
 
     /// Starts a server at `sock`; `limit`: of its files, in KiB.
     fn start(&mut self, words: &str, limit: Option<u32>) {
-        drop(std::fs::remove_file(self.path().join("sock")));
+        drop(std::fs::remove_file(self.folder.path("sock")));
         let limit = limit.map_or(String::new(), |limit| format!("ulimit -S -f {limit}; "));
-        let mut command = Command::new("bash");
-        command
-            .args(["-c", &format!("{limit}exec ./vellum {words}")])
-            .current_dir(self.path());
-        self.server = Some(command.spawn().expect("bash"));
-        let end = Instant::now() + Duration::from_secs(60);
-        while !self.path().join("sock").exists() {
-            assert!(Instant::now() < end, "no server");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let line = format!("{limit}exec ./vellum {words}");
+        self.server = Some(self.folder.start_shell(&line));
+        until("the server listens", || self.folder.has("sock"));
     }
 
     fn end(&mut self) {
         if let Some(mut server) = self.server.take() {
-            let id = server.id().to_string();
-            drop(Command::new("kill").arg(id).status());
-            drop(server.wait());
+            server.signal("-TERM");
+            server.wait();
         }
     }
 
@@ -119,12 +92,6 @@ impl Bed {
     }
 }
 
-impl Drop for Bed {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
 #[test]
 fn creating_an_image_that_its_place_cannot_hold_warns() {
     let mut bed = Bed::new();
@@ -132,8 +99,8 @@ fn creating_an_image_that_its_place_cannot_hold_warns() {
     bed.serve(full - 65536);
     let create = format!("create -f qcow2 '{PLACE}' 64M");
     let own = bed.run(&format!("./vellum {create}"));
-    assert_eq!(own.status.code(), Some(0), "{own:?}");
-    let said = String::from_utf8_lossy(&own.stderr).into_owned();
+    assert_eq!(own.code, Some(0), "{own:?}");
+    let said = own.err;
     let (has, needs) = (
         format!("has {} bytes", full - 65536),
         format!("needs {full} bytes"),
@@ -149,13 +116,12 @@ fn creating_an_image_that_its_place_cannot_hold_warns() {
         // The data lies elsewhere.
         format!("./vellum create -f qcow2 -o data_file=data '{PLACE}' 64M"),
     ] {
-        let output = bed.run(&silent);
-        assert_eq!(output.status.code(), Some(0), "{silent}: {output:?}");
-        assert!(output.stderr.is_empty(), "{silent}: {output:?}");
+        let output = bed.run(&silent).expect(0);
+        assert!(output.err.is_empty(), "{silent}: {output:?}");
     }
     bed.serve(full);
     let output = bed.run(&format!("./vellum {create}"));
-    assert!(output.stderr.is_empty(), "{output:?}");
+    assert!(output.err.is_empty(), "{output:?}");
 }
 
 #[test]
@@ -227,7 +193,7 @@ fn a_commit_fits_where_the_measured_copy_does() {
              qemu-img create -q -f qcow2 -F qcow2 -b base top && qemu-io {top} top"
         ));
         let required = bed.measured("top", "required");
-        bed.serve(required.max(bed.path().join("base").metadata().expect("base").len()));
+        bed.serve(required.max(bed.folder.len_bytes("base")));
         bed.must(&format!(
             "qemu-img convert -q -n -f raw -O raw base '{PLACE}' && \
              qemu-img convert -q -O qcow2 top merged && \
@@ -275,7 +241,7 @@ fn a_server_outlives_the_limit_of_file_sizes_and_goes_on_when_it_is_raised() {
     bed.start("nbd -f qcow2 -t -k \"$PWD/sock\" disk", Some(4096));
     let write = format!("qemu-io -f raw -c 'write -q -P 1 0 16M' -c flush '{PLACE}'");
     let refused = bed.run(&write);
-    let said = String::from_utf8_lossy(&refused.stdout) + String::from_utf8_lossy(&refused.stderr);
+    let said = refused.all();
     assert!(said.contains("No space left on device"), "{said}");
     let server = bed.server.as_ref().expect("it runs").id();
     bed.must(&format!("prlimit --pid {server} --fsize=unlimited:"));
@@ -297,8 +263,8 @@ fn a_commit_beyond_the_limit_of_file_sizes_leaks_nothing() {
             let said = bed.run(&format!(
                 "ulimit -f {limit}; ./vellum commit -q -d -b base top"
             ));
-            assert_eq!(said.status.code(), Some(1), "{said:?}");
-            let text = String::from_utf8_lossy(&said.stderr).into_owned();
+            assert_eq!(said.code, Some(1), "{said:?}");
+            let text = said.err;
             assert!(text.contains("File too large"), "{text}");
             bed.assert_clean("base");
         }

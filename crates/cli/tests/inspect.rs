@@ -1,38 +1,27 @@
 //! `vellum inspect` as a person and a program use it.
 
-use std::path::Path;
-use std::process::Command;
-
 use serde_json::Value;
-use tempfile::TempDir;
+use vellum_testing::Folder;
 
-fn run(program: &str, folder: &Path, line: &str) -> String {
-    let (words, input) = line.split_once(" <<< ").unwrap_or((line, ""));
-    let mut command = Command::new(program);
-    command.args(words.split_whitespace()).current_dir(folder);
-    for part in input.split(';').filter(|part| !part.is_empty()) {
-        command.args(["-c", part]);
-    }
-    let output = command.output().unwrap_or_else(|error| {
-        panic!("{program}: {error}; run `cargo xtask setup`");
-    });
-    assert!(output.status.success(), "{line}: {output:?}");
-    String::from_utf8(output.stdout).expect("text")
-}
+const VELLUM: &str = env!("CARGO_BIN_EXE_vellum");
 
-fn folder(lines: &[&str]) -> TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
+fn folder(lines: &[&str]) -> Folder {
+    let folder = Folder::new(VELLUM);
     for line in lines {
-        let (program, words) = line.split_once(' ').expect("a command line");
-        run(program, folder.path(), words);
+        match line.split_once(" <<< ") {
+            Some((image, commands)) => {
+                let image = image.strip_prefix("qemu-io ").expect("an image");
+                folder.io(image, &commands.split(';').collect::<Vec<_>>());
+            }
+            None => drop(folder.img(line.strip_prefix("qemu-img ").expect("a line"))),
+        }
     }
     folder
 }
 
-fn inspect(folder: &TempDir, image: &str) -> Value {
+fn inspect(folder: &Folder, image: &str) -> Value {
     let line = format!("inspect --output=json {image}");
-    let text = run(env!("CARGO_BIN_EXE_vellum"), folder.path(), &line);
-    serde_json::from_str(&text).expect("JSON")
+    folder.run("vellum", &line).expect(0).json()
 }
 
 fn advice<'a>(value: &'a Value, code: &str) -> Option<&'a Value> {
@@ -77,14 +66,13 @@ fn leaks_can_be_given_back_and_then_there_are_none() {
         "qemu-io disk <<< write 0 8M",
     ]);
     // The mapping of the second half is forgotten; its clusters stay counted.
-    let path = folder.path().join("disk");
-    let mut bytes = std::fs::read(&path).unwrap();
+    let mut bytes = folder.read("disk");
     let be = |bytes: &[u8], at: usize| {
         u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap()) & 0x00ff_ffff_ffff_fe00
     };
     let l2 = be(&bytes, be(&bytes, 40) as usize) as usize;
     bytes[l2 + 64 * 8..l2 + 128 * 8].fill(0);
-    std::fs::write(&path, bytes).unwrap();
+    folder.write("disk", bytes);
     let value = inspect(&folder, "disk");
     let leaks = advice(&value, "leaks").expect("advice");
     assert_eq!(leaks["gives-back"], 4 << 20);
@@ -96,13 +84,7 @@ fn leaks_can_be_given_back_and_then_there_are_none() {
     );
     // The command that is told does what it says.
     let command = leaks["command"].as_str().unwrap();
-    let words = command.strip_prefix("vellum ").unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_vellum"))
-        .args(words.split_whitespace())
-        .current_dir(folder.path())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{output:?}");
+    folder.must("vellum", command.strip_prefix("vellum ").unwrap());
     let after = inspect(&folder, "disk");
     assert!(advice(&after, "leaks").is_none());
     let counted = |value: &Value| value["qcow2"]["counted"].as_u64().unwrap();
@@ -128,11 +110,7 @@ fn what_snapshots_hold_alone_is_what_deleting_them_gives_back() {
         let told = advice.iter().find(|advice| advice["code"] == "snapshots");
         let told = told.expect("advice about snapshots")["text"].to_string();
         assert!(told.contains("gives up a point to go back to"), "{told}");
-        run(
-            "qemu-img",
-            folder.path(),
-            &format!("snapshot -d {name} disk"),
-        );
+        folder.img(&format!("snapshot -d {name} disk"));
         let after = inspect(&folder, "disk");
         let counted = |value: &Value| value["qcow2"]["counted"].as_u64().unwrap();
         let freed = counted(&before) - counted(&after);
@@ -202,7 +180,7 @@ fn text_for_people_is_plain_in_a_pipe() {
         "qemu-img create -q -f qcow2 disk 1G",
         "qemu-io disk <<< write 0 100M",
     ]);
-    let text = run(env!("CARGO_BIN_EXE_vellum"), folder.path(), "inspect disk");
+    let text = folder.must("vellum", "inspect disk");
     for word in ["The disk", "The file", "Contents", "L2 cache", "█", "·"] {
         assert!(text.contains(word), "{word} is not in:\n{text}");
     }
@@ -221,9 +199,8 @@ fn the_page_stands_alone() {
         "qemu-img snapshot -c one disk",
         "qemu-img bitmap --add disk b",
     ]);
-    let vellum = env!("CARGO_BIN_EXE_vellum");
-    run(vellum, folder.path(), "inspect --html page.html disk");
-    let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
+    folder.must("vellum", "inspect --html page.html disk");
+    let page = folder.text("page.html");
     let options = roxmltree::ParsingOptions {
         allow_dtd: true,
         ..Default::default()
@@ -248,12 +225,7 @@ fn the_page_stands_alone() {
         assert!(!page.contains(word), "{word}");
     }
     // A second page replaces the first, and an image is left alone.
-    run(vellum, folder.path(), "inspect --html page.html disk");
-    let refused = Command::new(vellum)
-        .args(["inspect", "--html", "disk", "disk"])
-        .current_dir(folder.path())
-        .output()
-        .unwrap();
-    assert_eq!(refused.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("is no HTML page"));
+    folder.must("vellum", "inspect --html page.html disk");
+    let refused = folder.refused("vellum", "inspect --html disk disk");
+    assert!(refused.contains("is no HTML page"));
 }

@@ -4,70 +4,39 @@
 use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
-use tempfile::TempDir;
+use vellum_testing::{Folder, Running, until};
 
 const VELLUM: &str = env!("CARGO_BIN_EXE_vellum");
 
-/// Runs a command line; `own/` has links to our program by the names of QEMU's.
-fn shell(folder: &Path, line: &str) -> Output {
-    let mut command = Command::new("bash");
-    command.args(["-c", line]).current_dir(folder);
-    command.env("VELLUM", VELLUM).env("LC_ALL", "C");
-    command.stdin(Stdio::null()).output().expect("bash")
-}
-
-#[track_caller]
-fn succeeds(folder: &Path, line: &str) {
-    let output = shell(folder, line);
-    assert!(output.status.success(), "{line}: {output:?}");
-}
-
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-fn folder() -> TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
-    std::fs::create_dir(folder.path().join("own")).unwrap();
+/// A folder with images; `own/` has links to our program by the names of QEMU's.
+fn folder() -> Folder {
+    let folder = Folder::new(VELLUM);
+    std::fs::create_dir(folder.path("own")).unwrap();
     for name in ["qemu-img", "qemu-nbd", "qemu-storage-daemon"] {
-        symlink(VELLUM, folder.path().join("own").join(name)).unwrap();
+        folder.link(&format!("own/{name}"));
     }
-    succeeds(
-        folder.path(),
+    folder.done(
         "qemu-img create -q -f qcow2 disk.qcow2 1M && truncate -s 1M other.raw third.raw && \
          qemu-img create -q -f qcow2 -b disk.qcow2 -F qcow2 top.qcow2",
     );
     folder
 }
 
-fn wait_for(what: &str, mut is_true: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !is_true() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
 /// A `qemu-io` that has an image open for writing.
 struct Holder(Child);
 
 impl Holder {
-    fn of(folder: &Path, image: &str) -> Holder {
-        let mut child = Command::new("qemu-io")
-            .arg(image)
-            .current_dir(folder)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("qemu-io; run `cargo xtask setup`");
+    fn of(folder: &Folder, image: &str) -> Holder {
+        let mut command = folder.command("qemu-io", &[image]);
+        let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = piped.spawn().expect("qemu-io; run `cargo xtask setup`");
         // The prompt comes when the image is open.
         let mut prompt = [0; 8];
         let output = child.stdout.as_mut().unwrap();
@@ -122,10 +91,9 @@ impl Drop for Holder {
 #[test]
 fn an_image_in_use_is_changed_by_nobody_else() {
     let folder = folder();
-    let folder = folder.path();
-    let holder = Holder::of(folder, "disk.qcow2");
-    let before = std::fs::read(folder.join("disk.qcow2")).unwrap();
-    let top = std::fs::read(folder.join("top.qcow2")).unwrap();
+    let holder = Holder::of(&folder, "disk.qcow2");
+    let before = folder.read("disk.qcow2");
+    let top = folder.read("top.qcow2");
     for line in [
         "create -f qcow2 disk.qcow2 2M",
         "convert -f raw -O qcow2 other.raw disk.qcow2",
@@ -141,70 +109,55 @@ fn an_image_in_use_is_changed_by_nobody_else() {
         "bench -w -c 1 disk.qcow2",
         "rebase -b '' top.qcow2",
     ] {
-        let real = shell(folder, &format!("qemu-img {line}"));
-        let own = shell(folder, &format!("PATH=own:$PATH; qemu-img {line}"));
-        assert!(!real.status.success(), "{line}");
-        assert_eq!(own.status.code(), real.status.code(), "{line}: {own:?}");
-        assert_eq!(said(&own), said(&real), "{line}");
-        assert!(
-            std::fs::read(folder.join("disk.qcow2")).unwrap() == before,
-            "{line}"
-        );
-        assert!(
-            std::fs::read(folder.join("top.qcow2")).unwrap() == top,
-            "{line}"
-        );
+        let real = folder.shell(&format!("qemu-img {line}"));
+        let own = folder.shell(&format!("PATH=own:$PATH; qemu-img {line}"));
+        assert_ne!(real.code, Some(0), "{line}");
+        assert_eq!(own.code, real.code, "{line}: {own:?}");
+        assert_eq!(own.err, real.err, "{line}");
+        assert!(folder.read("disk.qcow2") == before, "{line}");
+        assert!(folder.read("top.qcow2") == top, "{line}");
     }
     drop(holder);
-    succeeds(folder, "$VELLUM resize disk.qcow2 2M");
+    folder.done("$VELLUM resize disk.qcow2 2M");
 }
 
 /// The image is not left behind, empty, because the file that was to hold its data is in use.
 #[test]
 fn an_image_whose_data_file_is_in_use_is_not_made() {
     let folder = folder();
-    let folder = folder.path();
-    let holder = Holder::of(folder, "disk.qcow2");
-    let before = std::fs::read(folder.join("disk.qcow2")).unwrap();
+    let holder = Holder::of(&folder, "disk.qcow2");
+    let before = folder.read("disk.qcow2");
     let line = "create -q -f qcow2 -o data_file=disk.qcow2 new.qcow2 1M";
-    let output = shell(folder, &format!("$VELLUM {line}"));
-    assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert!(said(&output).contains("lock"), "{output:?}");
-    assert!(!folder.join("new.qcow2").exists());
-    assert!(std::fs::read(folder.join("disk.qcow2")).unwrap() == before);
+    let said = folder.fails(&format!("$VELLUM {line}"));
+    assert!(said.contains("lock"), "{said}");
+    assert!(!folder.has("new.qcow2"));
+    assert!(folder.read("disk.qcow2") == before);
     drop(holder);
-    succeeds(folder, &format!("$VELLUM {line}"));
+    folder.done(&format!("$VELLUM {line}"));
 }
 
 /// QEMU lets two copies write one raw file. Called by our name, the second is refused.
 #[test]
 fn a_raw_target_has_one_writer() {
     let folder = folder();
-    let folder = folder.path();
-    succeeds(folder, "head -c 8M /dev/zero | tr '\\0' x > source");
-    let mut first = Command::new(VELLUM)
-        .args("convert -f raw -O raw -r 1M source target".split(' '))
-        .current_dir(folder)
-        .spawn()
-        .unwrap();
+    folder.done("head -c 8M /dev/zero | tr '\\0' x > source");
+    let mut first = folder.start("vellum", "convert -f raw -O raw -r 1M source target");
     // The first block of a target that was just made is written before it is open.
-    wait_for("the copy", || {
-        std::fs::read(folder.join("target")).is_ok_and(|bytes| bytes.first() == Some(&b'x'))
+    until("the copy", || {
+        std::fs::read(folder.path("target")).is_ok_and(|bytes| bytes.first() == Some(&b'x'))
     });
     for line in [
         "$VELLUM convert -f raw -O raw other.raw target",
         "$VELLUM convert -n -f raw -O raw other.raw target",
         "$VELLUM dd -f raw -O raw if=other.raw of=target",
     ] {
-        let second = shell(folder, line);
-        assert_eq!(second.status.code(), Some(1), "{line}");
-        assert!(said(&second).contains("lock"), "{line}: {second:?}");
+        let second = folder.fails(line);
+        assert!(second.contains("lock"), "{line}: {second}");
     }
-    assert!(first.try_wait().unwrap().is_none(), "it ended too soon");
-    let bytes = std::fs::read(folder.join("target")).unwrap();
+    assert!(!first.has_ended(), "it ended too soon");
+    let bytes = folder.read("target");
     assert_eq!((bytes.len(), bytes[0]), (8 << 20, b'x'));
-    first.kill().unwrap();
-    first.wait().unwrap();
+    first.kill();
 }
 
 /// Who serves a raw image keeps its length and its name, whoever comes; and we leave those
@@ -212,9 +165,8 @@ fn a_raw_target_has_one_writer() {
 #[test]
 fn a_raw_image_that_is_served_is_made_or_resized_by_nobody() {
     let folder = folder();
-    let folder = folder.path();
     let bytes: Vec<u8> = (0..8 << 20).map(|at: u32| (at >> 9) as u8 | 1).collect();
-    std::fs::write(folder.join("served"), &bytes).unwrap();
+    folder.write("served", &bytes);
     let daemon = |tool: &str, read_only: &str, writable: &str| {
         format!(
             "exec {tool} --blockdev driver=raw,node-name=n,{read_only}file.driver=file,\
@@ -232,18 +184,11 @@ fn a_raw_image_that_is_served_is_made_or_resized_by_nobody() {
         daemon("qemu-storage-daemon", "", ",writable=on"),
     ];
     for holder in holders {
-        let _ = std::fs::remove_file(folder.join("S"));
-        let server = Command::new("bash")
-            .args(["-c", &holder])
-            .current_dir(folder)
-            .env("VELLUM", VELLUM)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let server = Server(server);
-        wait_for("the server", || {
-            UnixStream::connect(folder.join("S")).is_ok()
+        let _ = std::fs::remove_file(folder.path("S"));
+        let mut server = folder.shell_command(&holder);
+        let server = Running::start(server.stdout(Stdio::null()).stderr(Stdio::null()));
+        until("the server", || {
+            UnixStream::connect(folder.path("S")).is_ok()
         });
         for line in [
             "create -f raw served 1M",
@@ -255,98 +200,58 @@ fn a_raw_image_that_is_served_is_made_or_resized_by_nobody() {
             "resize -f raw --shrink served 1M",
         ] {
             for tool in ["qemu-img", "$VELLUM"] {
-                let output = shell(folder, &format!("{tool} {line}"));
-                assert_eq!(output.status.code(), Some(1), "{holder}: {tool} {line}");
-                let said = said(&output);
+                let said = folder.fails(&format!("{tool} {line}"));
                 assert!(said.contains("\"resize\" lock"), "{tool} {line}: {said}");
-                let now = std::fs::read(folder.join("served"));
+                let now = std::fs::read(folder.path("served"));
                 assert!(now.is_ok_and(|now| now == bytes), "{holder}: {tool} {line}");
             }
         }
         drop(server);
     }
-    succeeds(folder, "$VELLUM resize -q -f raw served +1M");
-}
-
-/// A server that is gone with the test, whatever becomes of that.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+    folder.done("$VELLUM resize -q -f raw served +1M");
 }
 
 /// Two servers with one pid file: the second refuses, whosever they are.
 #[test]
 fn a_pid_file_belongs_to_one_server() {
     let folder = folder();
-    let folder = folder.path();
-    let servers = [
-        (
-            "qemu-nbd -f raw -t -k $PWD/S --pid-file=pid IMAGE",
-            "qemu-nbd",
-        ),
-        (
-            "qemu-storage-daemon --blockdev driver=file,node-name=f,filename=IMAGE --pidfile pid",
-            "qemu-storage-daemon",
-        ),
-    ];
-    for (line, name) in servers {
+    for line in [
+        "qemu-nbd -f raw -t -k $PWD/S --pid-file=pid IMAGE",
+        "qemu-storage-daemon --blockdev driver=file,node-name=f,filename=IMAGE --pidfile pid",
+    ] {
         for (first, second) in [("", "own/"), ("own/", ""), ("own/", "own/"), ("", "")] {
             let run = |tool: &str, socket: &str, image: &str| {
                 let line = line.replace("$PWD/S", &format!("$PWD/{socket}"));
                 format!("exec {tool}{}", line.replace("IMAGE", image))
             };
-            let server = Command::new("bash")
-                .args(["-c", &run(first, "s1", "other.raw")])
-                .current_dir(folder)
-                .spawn()
-                .unwrap();
-            let mut server = Server(server);
-            let pid = format!("{}\n", server.0.id());
-            let written = || std::fs::read_to_string(folder.join("pid")).ok();
-            wait_for("the pid file", || written().as_ref() == Some(&pid));
-            let refused = shell(
-                folder,
-                &format!("timeout 20 bash -c '{}'", run(second, "s2", "third.raw")),
-            );
-            assert_eq!(
-                refused.status.code(),
-                Some(1),
-                "{second}{name}: {refused:?}"
-            );
+            let mut server = folder.start_shell(&run(first, "s1", "other.raw"));
+            let pid = format!("{}\n", server.id());
+            let written = || std::fs::read_to_string(folder.path("pid")).ok();
+            until("the pid file", || written().as_ref() == Some(&pid));
+            let second = run(second, "s2", "third.raw");
+            let refused = folder.fails(&format!("timeout 20 bash -c '{second}'"));
             let why = "Cannot lock pid file: Resource temporarily unavailable";
-            assert!(said(&refused).contains(why), "{second}{name}: {refused:?}");
+            assert!(refused.contains(why), "{second}: {refused}");
             assert_eq!(written().as_ref(), Some(&pid));
-            succeeds(folder, &format!("kill {}", server.0.id()));
-            server.0.wait().unwrap();
-            let _ = std::fs::remove_file(folder.join("pid"));
+            server.signal("-TERM");
+            server.wait();
+            let _ = std::fs::remove_file(folder.path("pid"));
         }
     }
 }
 
 /// What a command line prints on a terminal of its own until `stop` says so.
-fn on_terminal(folder: &Path, line: &str, mut stop: impl FnMut(&str)) -> (bool, String) {
-    let mut child = Command::new("script")
-        .args(["-qec", line, "/dev/null"])
-        .current_dir(folder)
-        .env("VELLUM", VELLUM)
-        .env("TERM", "xterm")
-        .env("LC_ALL", "C")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("script, of bsdutils");
-    let mut output = child.stdout.take().unwrap();
+fn on_terminal(folder: &Folder, line: &str, mut stop: impl FnMut(&str)) -> (bool, String) {
+    let mut terminal = folder.terminal_command(line);
+    let mut terminal = Running::start(terminal.stdout(Stdio::piped()));
+    let mut output = terminal.child.stdout.take().unwrap();
     let mut text = Vec::new();
     let mut byte = [0];
     while output.read(&mut byte).unwrap() > 0 {
         text.push(byte[0]);
         stop(&String::from_utf8_lossy(&text));
     }
-    let ended = child.wait().unwrap();
+    let ended = terminal.wait();
     (ended.success(), String::from_utf8_lossy(&text).into_owned())
 }
 
@@ -355,18 +260,17 @@ fn on_terminal(folder: &Path, line: &str, mut stop: impl FnMut(&str)) -> (bool, 
 #[test]
 fn locks_of_a_killed_process_are_waited_for() {
     let folder = folder();
-    let folder = folder.path();
-    let image = folder.join("disk.qcow2").canonicalize().unwrap();
+    let image = folder.path("disk.qcow2").canonicalize().unwrap();
     for line in [
         "$VELLUM info disk.qcow2",
         "$VELLUM resize disk.qcow2 2M",
         "$VELLUM create -f qcow2 disk.qcow2 1M",
     ] {
-        let files = Holder::of(folder, "disk.qcow2").kill_but_keep_files(&image);
-        let real = shell(folder, "qemu-img info disk.qcow2");
-        assert_eq!(real.status.code(), Some(1), "the locks are held");
+        let files = Holder::of(&folder, "disk.qcow2").kill_but_keep_files(&image);
+        let real = folder.shell("qemu-img info disk.qcow2");
+        assert_eq!(real.code, Some(1), "the locks are held");
         let mut files = Some(files);
-        let (worked, text) = on_terminal(folder, line, |text| {
+        let (worked, text) = on_terminal(&folder, line, |text| {
             if text.contains("waiting until") {
                 drop(files.take());
             }
@@ -380,19 +284,13 @@ fn locks_of_a_killed_process_are_waited_for() {
 #[test]
 fn locks_of_a_killed_process_are_waited_for_in_silence() {
     let folder = folder();
-    let folder = folder.path();
-    let image = folder.join("disk.qcow2").canonicalize().unwrap();
-    let mut files = Some(Holder::of(folder, "disk.qcow2").kill_but_keep_files(&image));
-    let child = Command::new(folder.join("own/qemu-img"))
-        .args(["info", "disk.qcow2"])
-        .current_dir(folder)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let image = folder.path("disk.qcow2").canonicalize().unwrap();
+    let mut files = Some(Holder::of(&folder, "disk.qcow2").kill_but_keep_files(&image));
+    let mut info = folder.command("our qemu-img", "info disk.qcow2");
+    let info = Running::start(info.stdout(Stdio::piped()).stderr(Stdio::piped()));
     // It has the image open, so the first attempt to lock it has been made or comes next.
-    let open_files = format!("/proc/{}/fd", child.id());
-    wait_for("the image", || {
+    let open_files = format!("/proc/{}/fd", info.id());
+    until("the image", || {
         let files = std::fs::read_dir(&open_files)
             .into_iter()
             .flatten()
@@ -401,27 +299,24 @@ fn locks_of_a_killed_process_are_waited_for_in_silence() {
         paths.any(|path| path == image)
     });
     drop(files.take());
-    let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    assert_eq!(said(&output), "");
+    assert_eq!(info.said().1.expect(0).err, "");
 }
 
 /// Nobody waits for a process that lives: neither where it is another one nor for itself.
 #[test]
 fn a_living_holder_is_not_waited_for() {
     let folder = folder();
-    let folder = folder.path();
-    let holder = Holder::of(folder, "disk.qcow2");
+    let holder = Holder::of(&folder, "disk.qcow2");
     let start = Instant::now();
-    let (worked, text) = on_terminal(folder, "$VELLUM resize disk.qcow2 2M", |_| {});
+    let (worked, text) = on_terminal(&folder, "$VELLUM resize disk.qcow2 2M", |_| {});
     assert!(!worked && !text.contains("waiting"), "{text}");
     assert!(text.contains("is locked by qemu-io"), "{text}");
     assert!(!text.contains("-U"), "it has no such option: {text}");
-    let (worked, text) = on_terminal(folder, "$VELLUM info disk.qcow2", |_| {});
+    let (worked, text) = on_terminal(&folder, "$VELLUM info disk.qcow2", |_| {});
     assert!(!worked && text.contains("read-only: -U"), "{text}");
     drop(holder);
     let (worked, text) = on_terminal(
-        folder,
+        &folder,
         "$VELLUM convert -O qcow2 top.qcow2 disk.qcow2",
         |_| {},
     );

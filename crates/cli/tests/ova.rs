@@ -1,55 +1,12 @@
 //! Packages of virtual machines (OVA), made here byte by byte around disks of the real `qemu-img`.
 
-use std::path::Path;
-use std::process::{Command, Output};
-
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use tempfile::TempDir;
+use vellum_testing::Folder;
+
+const VELLUM: &str = env!("CARGO_BIN_EXE_vellum");
 
 const DISK_BYTES: &str = "4194304";
-
-fn run(program: &Path, folder: &Path, words: &[&str]) -> Output {
-    let mut command = Command::new(program);
-    command.args(words).current_dir(folder).env("LC_ALL", "C");
-    command.output().expect("the program runs")
-}
-
-fn vellum(folder: &TempDir, words: &[&str]) -> Output {
-    run(
-        Path::new(env!("CARGO_BIN_EXE_vellum")),
-        folder.path(),
-        words,
-    )
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// What a command that must succeed prints.
-#[track_caller]
-fn done(folder: &TempDir, line: &str) -> String {
-    let output = vellum(folder, &line.split_whitespace().collect::<Vec<_>>());
-    assert!(output.status.success(), "{line}: {output:?}");
-    text(&output.stdout)
-}
-
-/// What a command that must fail says.
-#[track_caller]
-fn refused(folder: &TempDir, line: &str) -> String {
-    let output = vellum(folder, &line.split_whitespace().collect::<Vec<_>>());
-    assert_eq!(output.status.code(), Some(1), "{line}: {output:?}");
-    text(&output.stderr)
-}
-
-fn theirs(folder: &Path, program: &str, words: &[&str]) {
-    let output = run(Path::new(program), folder, words);
-    assert!(
-        output.status.success(),
-        "run `cargo xtask setup`: {output:?}"
-    );
-}
 
 fn octal(field: &mut [u8], value: usize) {
     let digits = format!("{value:0width$o}", width = field.len() - 1);
@@ -106,13 +63,9 @@ fn manifest(members: &[(&str, &[u8])]) -> Vec<u8> {
 }
 
 /// `disk.raw`, and `one.ova` of its streamOptimized VMDK.
-fn folder() -> TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
-    theirs(
-        folder.path(),
-        "qemu-img",
-        &["create", "-q", "disk.raw", "4M"],
-    );
+fn folder() -> Folder {
+    let folder = Folder::new(VELLUM);
+    folder.img("create -q disk.raw 4M");
     let writes = [
         "-f",
         "raw",
@@ -122,80 +75,63 @@ fn folder() -> TempDir {
         "write -P 2 3M 5k",
         "disk.raw",
     ];
-    theirs(folder.path(), "qemu-io", &writes);
+    folder.must("qemu-io", &writes);
     let convert = "convert -f raw -O vmdk -o subformat=streamOptimized disk.raw disk1.vmdk";
-    theirs(
-        folder.path(),
-        "qemu-img",
-        &convert.split(' ').collect::<Vec<_>>(),
-    );
-    let disk = std::fs::read(folder.path().join("disk1.vmdk")).expect("a disk");
+    folder.img(&convert.split(' ').collect::<Vec<_>>());
+    let disk = folder.read("disk1.vmdk");
     // Nothing beside the package must be taken for what is in it.
-    std::fs::remove_file(folder.path().join("disk1.vmdk")).expect("it is there");
+    folder.remove("disk1.vmdk");
     let ovf = descriptor(&["disk1.vmdk"]);
     let sums = manifest(&[("m.ovf", &ovf), ("disk1.vmdk", &disk)]);
     let members = [("m.ovf", ovf), ("m.mf", sums), ("disk1.vmdk", disk)];
-    write(&folder, "one.ova", &archive(&members));
+    folder.write("one.ova", archive(&members));
     folder
-}
-
-fn write(folder: &TempDir, name: &str, bytes: &[u8]) {
-    std::fs::write(folder.path().join(name), bytes).expect("a file");
-}
-
-fn read(folder: &TempDir, name: &str) -> Vec<u8> {
-    std::fs::read(folder.path().join(name)).expect("a file")
 }
 
 #[test]
 fn a_member_is_an_image_wherever_a_name_is_taken() {
     let folder = folder();
     let member = "one.ova#disk1.vmdk";
-    done(&folder, &format!("convert {member} -O qcow2 out.qcow2"));
-    theirs(
-        folder.path(),
-        "qemu-img",
-        &["compare", "out.qcow2", "disk.raw"],
-    );
-    done(
-        &folder,
+    folder.must("vellum", &format!("convert {member} -O qcow2 out.qcow2"));
+    folder.img("compare out.qcow2 disk.raw");
+    folder.must(
+        "vellum",
         &format!("compare -f vmdk -F raw {member} disk.raw"),
     );
-    done(&folder, &format!("check {member}"));
-    let info: Value = serde_json::from_str(&done(&folder, &format!("info --output=json {member}")))
-        .expect("JSON");
+    folder.must("vellum", &format!("check {member}"));
+    let info = folder
+        .run("vellum", &format!("info --output=json {member}"))
+        .expect(0)
+        .json();
     assert_eq!(info["format"], "vmdk");
     assert_eq!(info["virtual-size"].to_string(), DISK_BYTES);
     assert_eq!(info["filename"], member);
-    done(&folder, &format!("map --output=json {member}"));
-    done(
-        &folder,
+    folder.must("vellum", &format!("map --output=json {member}"));
+    folder.must(
+        "vellum",
         &format!("create -q -f qcow2 -b {member} -F vmdk over.qcow2"),
     );
-    done(&folder, "compare -f qcow2 -F raw over.qcow2 disk.raw");
+    folder.must("vellum", "compare -f qcow2 -F raw over.qcow2 disk.raw");
     for options in [
         "file.filename=one.ova,file.member=disk1.vmdk",
         "file.file.driver=file,file.file.filename=one.ova",
     ] {
         let options = format!("driver=vmdk,file.driver=ova,{options}");
-        let answer = done(&folder, &format!("info --image-opts {options}"));
+        let answer = folder.must("vellum", &format!("info --image-opts {options}"));
         assert!(answer.contains("virtual size: 4 MiB"), "{answer}");
     }
     let io = ["io", "-f", "vmdk", "-c", "write 0 64k", member];
-    let output = vellum(&folder, &io);
-    let error = text(&output.stderr);
-    assert!(
-        error.contains("a member of a package cannot be changed"),
-        "{output:?}"
-    );
-    let audit = done(&folder, &format!("audit {member}"));
+    let error = folder.run("vellum", &io).err;
+    let reason = "a member of a package cannot be changed";
+    assert!(error.contains(reason), "{error}");
+    let audit = folder.must("vellum", &format!("audit {member}"));
     assert!(audit.contains("safe"), "{audit}");
 }
 
 #[test]
 fn a_package_is_told_and_its_only_disk_taken() {
     let folder = folder();
-    let answer = done(&folder, "info one.ova");
+    let answer = folder.must("vellum", "info one.ova");
     for line in [
         "package: one.ova",
         "virtual machine: a machine",
@@ -204,29 +140,26 @@ fn a_package_is_told_and_its_only_disk_taken() {
     ] {
         assert!(answer.lines().any(|told| told == line), "{line}: {answer}");
     }
-    let info: Value =
-        serde_json::from_str(&done(&folder, "info --output=json one.ova")).expect("JSON");
+    let info = folder
+        .run("vellum", "info --output=json one.ova")
+        .expect(0)
+        .json();
     assert_eq!(info["disks"][0]["capacity"].to_string(), DISK_BYTES);
     assert_eq!(info["disks"][0]["file"], "disk1.vmdk");
     assert_eq!(info["members"][2]["in-manifest"], true);
     assert_eq!(info["members"][1]["in-manifest"], false);
     assert_eq!(info["certificate"], Value::Null);
-    done(&folder, "convert one.ova -O raw out.raw");
-    assert_eq!(read(&folder, "out.raw"), read(&folder, "disk.raw"));
+    folder.must("vellum", "convert one.ova -O raw out.raw");
+    assert_eq!(folder.read("out.raw"), folder.read("disk.raw"));
     assert_eq!(
-        done(&folder, "check one.ova"),
+        folder.must("vellum", "check one.ova"),
         "No errors were found on the image.\n"
     );
     // Bytes for whoever says so, and for programs called as QEMU's.
-    done(&folder, "convert -f raw one.ova -O raw bytes");
-    assert_eq!(read(&folder, "bytes"), read(&folder, "one.ova"));
-    let link = folder.path().join("qemu-img");
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_vellum"), &link).expect("a link");
-    let output = run(&link, folder.path(), &["info", "one.ova"]);
-    assert!(
-        text(&output.stdout).contains("file format: raw"),
-        "{output:?}"
-    );
+    folder.must("vellum", "convert -f raw one.ova -O raw bytes");
+    assert_eq!(folder.read("bytes"), folder.read("one.ova"));
+    let output = folder.run("our qemu-img", "info one.ova");
+    assert!(output.out.contains("file format: raw"), "{output:?}");
 }
 
 #[test]
@@ -237,61 +170,64 @@ fn one_of_several_disks_is_to_be_named() {
         ("a", vec![1; 512]),
         ("b", vec![2; 1024]),
     ];
-    write(&folder, "two.ova", &archive(&members));
-    let error = refused(&folder, "convert two.ova -O raw out");
+    folder.write("two.ova", archive(&members));
+    let error = folder.refused("vellum", "convert two.ova -O raw out");
     assert!(
         error.contains("2 disks, 'a', 'b': name one, as in 'two.ova#a'"),
         "{error}"
     );
-    done(&folder, "convert -f raw two.ova#b -O raw out");
-    assert_eq!(read(&folder, "out"), [2; 1024]);
-    let error = refused(
-        &folder,
+    folder.must("vellum", "convert -f raw two.ova#b -O raw out");
+    assert_eq!(folder.read("out"), [2; 1024]);
+    let error = folder.refused(
+        "vellum",
         "convert -f raw two.ova#../../etc/passwd -O raw out2",
     );
     assert!(error.contains("no member '../../etc/passwd'"), "{error}");
-    let checked = done(&folder, "check two.ova");
+    let checked = folder.must("vellum", "check two.ova");
     assert!(checked.contains("No errors"), "{checked}");
-    assert!(done(&folder, "info two.ova").contains("manifest: none"));
+    assert!(
+        folder
+            .must("vellum", "info two.ova")
+            .contains("manifest: none")
+    );
 }
 
 #[test]
 fn what_the_manifest_does_not_have_is_not_converted() {
     let folder = folder();
-    let mut bytes = read(&folder, "one.ova");
+    let mut bytes = folder.read("one.ova");
     // The last bytes of the disk, which no reader of it looks at.
     let at = bytes.len() - 1024 - 1;
     bytes[at] ^= 1;
-    write(&folder, "wrong.ova", &bytes);
+    folder.write("wrong.ova", &bytes);
     let line = "the manifest has another SHA256 sum of 'disk1.vmdk'";
     for words in [
         "convert wrong.ova -O raw out",
         "convert wrong.ova#disk1.vmdk -O raw out",
     ] {
-        let error = refused(&folder, words);
+        let error = folder.refused("vellum", words);
         assert!(error.contains(line), "{error}");
-        assert!(!folder.path().join("out").exists());
+        assert!(!folder.has("out"));
     }
-    let output = vellum(&folder, &["check", "wrong.ova"]);
-    assert_eq!(output.status.code(), Some(2), "{output:?}");
-    assert!(text(&output.stderr).contains(line), "{output:?}");
-    let output = vellum(&folder, &["check", "--output=json", "wrong.ova"]);
-    let value: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let output = folder.run("vellum", "check wrong.ova").expect(2);
+    assert!(output.err.contains(line), "{output:?}");
+    let output = folder.run("vellum", "check --output=json wrong.ova");
+    let value: Value = output.json();
     assert_eq!(
         (&value["format"], &value["corruptions"]),
         (&"ova".into(), &1.into())
     );
     bytes[0] ^= 1;
-    write(&folder, "damaged.ova", &bytes);
-    let error = refused(&folder, "convert damaged.ova -O raw out");
+    folder.write("damaged.ova", &bytes);
+    let error = folder.refused("vellum", "convert damaged.ova -O raw out");
     assert!(
         error.contains("a header of the tar file has a wrong checksum"),
         "{error}"
     );
     bytes[0] ^= 1;
     bytes.truncate(bytes.len() - 4096);
-    write(&folder, "cut.ova", &bytes);
-    let error = refused(&folder, "info cut.ova");
+    folder.write("cut.ova", &bytes);
+    let error = folder.refused("vellum", "info cut.ova");
     assert!(
         error.contains("the file ends before its member 'disk1.vmdk' does"),
         "{error}"
@@ -301,30 +237,30 @@ fn what_the_manifest_does_not_have_is_not_converted() {
 #[test]
 fn files_are_what_their_names_say() {
     let folder = folder();
-    write(&folder, "one.ova#disk1.vmdk", &[7; 512]);
-    write(&folder, "plain#name", &[8; 512]);
-    done(&folder, "convert -f raw one.ova#disk1.vmdk -O raw out");
-    assert_eq!(read(&folder, "out"), [7; 512]);
-    done(&folder, "convert -f raw plain#name -O raw out2");
-    assert_eq!(read(&folder, "out2"), [8; 512]);
-    let error = refused(&folder, "info none.ova#disk");
+    folder.write("one.ova#disk1.vmdk", [7; 512]);
+    folder.write("plain#name", [8; 512]);
+    folder.must("vellum", "convert -f raw one.ova#disk1.vmdk -O raw out");
+    assert_eq!(folder.read("out"), [7; 512]);
+    folder.must("vellum", "convert -f raw plain#name -O raw out2");
+    assert_eq!(folder.read("out2"), [8; 512]);
+    let error = folder.refused("vellum", "info none.ova#disk");
     assert!(error.contains("No such file or directory"), "{error}");
     // A member that is called like a file of the host is still a member.
-    write(&folder, "secret", b"of the host");
-    let path = folder.path().join("secret").display().to_string();
+    folder.write("secret", b"of the host");
+    let path = folder.path("secret").display().to_string();
     let members = [("m.ovf", descriptor(&[&path])), (&*path, vec![3; 512])];
-    write(&folder, "trick.ova", &archive(&members));
-    done(
-        &folder,
+    folder.write("trick.ova", archive(&members));
+    folder.must(
+        "vellum",
         &format!("convert -f raw trick.ova#{path} -O raw inside"),
     );
-    assert_eq!(read(&folder, "inside"), [3; 512]);
+    assert_eq!(folder.read("inside"), [3; 512]);
     // A descriptor in a package that names a part beside it.
     let flat = b"# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType=\"monolithicFlat\"\n\
                  RW 1 FLAT \"secret\" 0\n";
     let members = [("m.ovf", descriptor(&["d"])), ("d", flat.to_vec())];
-    write(&folder, "flat.ova", &archive(&members));
-    let error = refused(&folder, "convert flat.ova -O raw out3");
+    folder.write("flat.ova", archive(&members));
+    let error = folder.refused("vellum", "convert flat.ova -O raw out3");
     assert!(error.contains("names 'secret'"), "{error}");
 }
 
@@ -332,45 +268,42 @@ fn files_are_what_their_names_say() {
 #[test]
 fn an_image_in_a_package_opens_no_other_file() {
     let folder = folder();
-    write(&folder, "secret", &[5; 65536]);
-    let secret = folder.path().join("secret").display().to_string();
+    folder.write("secret", [5; 65536]);
+    let secret = folder.path("secret").display().to_string();
     let json = format!(r#"json:{{"driver":"file","filename":"{secret}"}}"#);
     let names = [secret.clone(), format!("file:{secret}"), json];
     for (number, name) in names.iter().enumerate() {
         let words = [
             "create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", name, "over", "64k",
         ];
-        theirs(folder.path(), "qemu-img", &words);
+        folder.img(&words);
         let members = [
             ("m.ovf", descriptor(&["over"])),
-            ("over", read(&folder, "over")),
+            ("over", folder.read("over")),
         ];
-        write(&folder, "over.ova", &archive(&members));
+        folder.write("over.ova", archive(&members));
         for words in [
             "convert over.ova -O raw out",
             "info --backing-chain over.ova#over",
         ] {
-            let error = refused(&folder, words);
+            let error = folder.refused("vellum", words);
             assert!(
                 error.contains("opens no other file"),
                 "{number} {words}: {error}"
             );
         }
-        let audit = vellum(
-            &folder,
-            &["audit", "--allow-backing", "--allow-protocols", "over.ova"],
-        );
-        assert_eq!(audit.status.code(), Some(2), "{audit:?}");
+        let audit = "audit --allow-backing --allow-protocols over.ova";
+        folder.run("vellum", audit).expect(2);
     }
     let flat = format!(
         "# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType=\"monolithicFlat\"\n\
          RW 128 FLAT \"{secret}\" 0\n"
     );
     let members = [("m.ovf", descriptor(&["d"])), ("d", flat.into_bytes())];
-    write(&folder, "flat.ova", &archive(&members));
+    folder.write("flat.ova", archive(&members));
     for words in ["convert flat.ova -O raw out", "check flat.ova#d"] {
-        let error = refused(&folder, words);
+        let error = folder.refused("vellum", words);
         assert!(error.contains("opens no other file"), "{words}: {error}");
     }
-    assert!(!folder.path().join("out").exists());
+    assert!(!folder.has("out"));
 }

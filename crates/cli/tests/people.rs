@@ -2,42 +2,25 @@
 //! name the command, a broken chain as far as it goes, completions.
 
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use tempfile::TempDir;
+use vellum_testing::{Folder, Said};
 
 const VELLUM: &str = env!("CARGO_BIN_EXE_vellum");
 const QEMU: [&str; 4] = ["qemu-img", "qemu-io", "qemu-nbd", "qemu-storage-daemon"];
 
-fn run(program: &Path, folder: &Path, words: &[&str]) -> Output {
-    let mut command = Command::new(program);
-    command.args(words).current_dir(folder).env("LC_ALL", "C");
-    let output = command.stdin(Stdio::null()).output();
-    output.expect("the program runs")
-}
-
-fn vellum(folder: &Path, words: &[&str]) -> Output {
-    run(Path::new(VELLUM), folder, words)
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn folder(lines: &[&str]) -> TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
+fn folder(lines: &[&str]) -> Folder {
+    let folder = Folder::new(VELLUM);
     for line in lines {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let output = vellum(folder.path(), &words);
-        assert!(output.status.success(), "{line}: {output:?}");
+        folder.must("vellum", *line);
     }
     folder
 }
 
 /// The words that `vellum --help` lists.
 fn commands() -> Vec<String> {
-    let help = text(&vellum(Path::new("."), &["--help"]).stdout);
+    let help = folder(&[]).must("vellum", "--help");
     let lines = help.lines().filter_map(|line| line.strip_prefix("  "));
     let names = lines.filter_map(|line| line.split_once(" - "));
     names.map(|(name, _)| name.to_owned()).collect()
@@ -45,25 +28,26 @@ fn commands() -> Vec<String> {
 
 #[test]
 fn every_command_has_help_in_every_spelling() {
-    let here = Path::new(".");
+    let folder = Folder::new(VELLUM);
     let commands = commands();
     assert!(commands.len() > 20, "{commands:?}");
-    let all = vellum(here, &["--help"]).stdout;
+    let all = folder.must("vellum", "--help");
     for words in [
         &["help"][..],
         &["-h"],
         &["help", "help"],
         &["help", "--help"],
     ] {
-        assert_eq!(text(&vellum(here, words).stdout), text(&all), "{words:?}");
+        assert_eq!(folder.run("vellum", words).out, all, "{words:?}");
     }
     for command in commands.iter().filter(|command| *command != "help") {
         let words: Vec<&str> = command.split(' ').collect();
-        let with = |first: &[&str], last: &[&str]| vellum(here, &[first, &words, last].concat());
+        let with =
+            |first: &[&str], last: &[&str]| folder.run("vellum", &[first, &words, last].concat());
         let direct = with(&[], &["--help"]);
-        assert_eq!(direct.status.code(), Some(0), "{command}");
+        assert_eq!(direct.code, Some(0), "{command}");
         assert!(
-            text(&direct.stdout).contains(&format!("vellum {command}")),
+            direct.out.contains(&format!("vellum {command}")),
             "{command}"
         );
         for asked in [
@@ -71,18 +55,17 @@ fn every_command_has_help_in_every_spelling() {
             with(&["--help"], &[]),
             with(&[], &["-h"]),
         ] {
-            assert_eq!(text(&asked.stdout), text(&direct.stdout), "{command}");
-            assert_eq!(asked.status.code(), Some(0), "{command}");
+            assert_eq!(asked.out, direct.out, "{command}");
+            assert_eq!(asked.code, Some(0), "{command}");
         }
     }
-    let config = text(&vellum(here, &["help", "config"]).stdout);
+    let config = folder.run("vellum", "help config").out;
     assert!(
         config.contains("config.toml") && config.contains("l2-cache-size"),
         "{config}"
     );
-    let unknown = vellum(here, &["help", "frobnicate"]);
-    assert_eq!(unknown.status.code(), Some(1));
-    assert!(text(&unknown.stderr).contains("Command not found: frobnicate"));
+    let unknown = folder.run("vellum", "help frobnicate").expect(1);
+    assert!(unknown.err.contains("Command not found: frobnicate"));
 }
 
 /// By our own name an error says which command speaks, and where help is; no other
@@ -95,9 +78,9 @@ fn errors_name_the_command() {
         if command == "help" {
             continue;
         }
-        let output = vellum(folder.path(), &words);
-        let error = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{command}: {error}");
+        let output = folder.run("vellum", &words);
+        let error = output.err;
+        assert_eq!(output.code, Some(1), "{command}: {error}");
         assert!(
             error.starts_with(&format!("vellum {command}: ")),
             "{command}: {error}"
@@ -129,7 +112,7 @@ fn errors_name_the_command() {
             "vellum install-links: Expecting a folder",
         ),
     ] {
-        let error = text(&vellum(folder.path(), words).stderr);
+        let error = folder.run("vellum", words).err;
         assert!(error.starts_with(expected), "{words:?}: {error}");
         assert!(
             error.contains("--help' for more info"),
@@ -137,37 +120,34 @@ fn errors_name_the_command() {
         );
     }
     // Nothing is said twice in a row.
-    let error = text(&vellum(folder.path(), &["info", "none"]).stderr);
+    let error = folder.run("vellum", "info none").err;
     let once = "vellum info: Could not open 'none': No such file or directory\n";
     assert_eq!(error, once);
-    assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none());
+    assert!(folder.names().is_empty());
 }
 
 #[test]
 fn qemus_names_know_nothing_of_it() {
     let folder = folder(&[]);
     for name in QEMU {
-        let link = folder.path().join(name);
-        std::os::unix::fs::symlink(VELLUM, &link).unwrap();
-        let error = text(&run(&link, folder.path(), &["--frobnicate"]).stderr);
+        let error = folder.run(&format!("our {name}"), "--frobnicate").err;
         assert!(
             error.starts_with(&format!("{name}: unrecognized")),
             "{error}"
         );
     }
-    let img = folder.path().join("qemu-img");
     for words in [&["help"][..], &["version"], &["__complete"]] {
-        let output = run(&img, folder.path(), words);
-        let error = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(1));
+        let output = folder.run("our qemu-img", words);
+        let error = output.err;
+        assert_eq!(output.code, Some(1));
         assert!(
             error.starts_with("qemu-img: Command not found: "),
             "{error}"
         );
     }
-    let help = text(&run(&img, folder.path(), &["convert", "--help"]).stdout);
+    let help = folder.run("our qemu-img", "convert --help").out;
     assert!(!help.contains("Examples"), "{help}");
-    let error = text(&run(&img, folder.path(), &["info", "none"]).stderr);
+    let error = folder.run("our qemu-img", "info none").err;
     let twice =
         "qemu-img: Could not open 'none': Could not open 'none': No such file or directory\n";
     assert_eq!(error, twice);
@@ -184,15 +164,13 @@ const CHAIN: &[&str] = &[
 #[test]
 fn a_broken_chain_is_shown_as_far_as_it_goes_and_mended_as_told() {
     let folder = folder(CHAIN);
-    let path = |name: &str| folder.path().join(name);
+    let path = |name: &str| folder.path(name);
     std::fs::create_dir(path("old")).unwrap();
     std::fs::rename(path("base"), path("old/base")).unwrap();
-    let output = vellum(
-        folder.path(),
-        &["info", "--backing-chain", "--output=json", "top"],
-    );
-    assert_eq!(output.status.code(), Some(1));
-    let value: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let output = folder
+        .run("vellum", "info --backing-chain --output=json top")
+        .expect(1);
+    let value: Value = output.json();
     let names: Vec<_> = value
         .as_array()
         .unwrap()
@@ -200,14 +178,13 @@ fn a_broken_chain_is_shown_as_far_as_it_goes_and_mended_as_told() {
         .map(|i| i["filename"].as_str())
         .collect();
     assert_eq!(names, [Some("top"), Some("mid")]);
-    let output = vellum(folder.path(), &["info", "--backing-chain", "top"]);
-    assert_eq!(output.status.code(), Some(1));
-    let shown = text(&output.stdout);
+    let output = folder.run("vellum", "info --backing-chain top").expect(1);
+    let shown = output.out;
     assert!(
         shown.contains("image: top") && shown.contains("image: mid"),
         "{shown}"
     );
-    let error = text(&output.stderr);
+    let error = output.err;
     let expected = "vellum info: The backing file that 'mid' names cannot be used: \
                     Could not open 'base': No such file or directory\n\
                     If that file lies elsewhere: vellum rebase -u -b PLACE -F qcow2 mid\n";
@@ -217,36 +194,29 @@ fn a_broken_chain_is_shown_as_far_as_it_goes_and_mended_as_told() {
         .rsplit_once(": vellum ")
         .expect("a command");
     let line = line.replace("PLACE", "old/base");
-    let words: Vec<&str> = line.split(' ').collect();
-    assert!(vellum(folder.path(), &words).status.success(), "{line}");
-    let output = vellum(folder.path(), &["info", "--backing-chain", "top"]);
-    assert!(
-        output.status.success() && output.stderr.is_empty(),
-        "{output:?}"
-    );
+    folder.must("vellum", &line);
+    let output = folder.run("vellum", "info --backing-chain top").expect(0);
+    assert_eq!(output.err, "");
 }
 
 /// An image that was moved with its base has the base beside it: that place is told.
 #[test]
 fn a_base_that_lies_beside_its_overlay_is_found() {
     let folder = folder(&["create -q -f qcow2 base 1M"]);
-    let named = folder.path().join("base").display().to_string();
-    let create = [
-        "create", "-q", "-f", "qcow2", "-b", &named, "-F", "qcow2", "top",
-    ];
-    assert!(vellum(folder.path(), &create).status.success());
-    let moved = tempfile::tempdir().unwrap();
+    let named = folder.path("base").display().to_string();
+    folder.must(
+        "vellum",
+        &format!("create -q -f qcow2 -b {named} -F qcow2 top"),
+    );
+    let moved = Folder::new(VELLUM);
     for name in ["base", "top"] {
-        std::fs::rename(folder.path().join(name), moved.path().join(name)).unwrap();
+        std::fs::rename(folder.path(name), moved.path(name)).unwrap();
     }
-    let output = vellum(moved.path(), &["info", "--backing-chain", "top"]);
-    let error = text(&output.stderr);
+    let error = moved.run("vellum", "info --backing-chain top").err;
     let line = error.rsplit_once(": vellum ").expect("a command").1;
-    let words: Vec<&str> = line.split_whitespace().collect();
     assert!(!line.contains("PLACE"), "{error}");
-    assert!(vellum(moved.path(), &words).status.success(), "{line}");
-    let output = vellum(moved.path(), &["info", "--backing-chain", "top"]);
-    assert!(output.status.success(), "{output:?}");
+    moved.must("vellum", line);
+    moved.must("vellum", "info --backing-chain top");
 }
 
 /// Other images may stand on the backing file, and nothing that is asked for names it.
@@ -257,48 +227,35 @@ fn a_commit_writes_only_into_what_is_named() {
         "create -q -f qcow2 -b golden -F qcow2 web 1M",
         "create -q -f qcow2 -b golden -F qcow2 other 1M",
     ]);
-    let written = ["io", "-c", "write -q -P 7 0 64k", "web"];
-    assert!(vellum(folder.path(), &written).status.success());
-    let golden = || std::fs::read(folder.path().join("golden")).expect("the image");
+    folder.must("vellum", "io -c 'write -q -P 7 0 64k' web");
+    let golden = || folder.read("golden");
     let before = golden();
-    let refused = vellum(folder.path(), &["commit", "web"]);
-    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
-    let why = text(&refused.stderr);
+    let why = folder.run("vellum", "commit web").expect(1).err;
     assert!(why.contains("--base") && why.contains("golden"), "{why}");
     assert!(golden() == before, "the golden image is another one");
-    let done = vellum(folder.path(), &["commit", "-q", "--base", "golden", "web"]);
-    assert!(done.status.success(), "{done:?}");
-    let read = ["io", "-r", "-c", "read -q -P 7 0 64k", "golden"];
-    let read = vellum(folder.path(), &read);
-    assert!(read.status.success(), "{read:?}");
+    folder.must("vellum", "commit -q --base golden web");
+    folder.must("vellum", "io -r -c 'read -q -P 7 0 64k' golden");
     // The image is empty, as without a base under QEMU's name.
-    let map = vellum(folder.path(), &["map", "--output=json", "web"]);
-    let map: Value = serde_json::from_slice(&map.stdout).expect("JSON");
+    let map = folder.run("vellum", "map --output=json web");
+    let map: Value = map.json();
     assert_eq!(map[0]["depth"], 1, "{map}");
 }
 
 #[test]
 fn qemus_name_shows_nothing_of_a_broken_chain() {
     let folder = folder(CHAIN);
-    std::fs::remove_file(folder.path().join("base")).unwrap();
-    let link = folder.path().join("qemu-img");
-    std::os::unix::fs::symlink(VELLUM, &link).unwrap();
+    folder.remove("base");
     for words in [
         &["info", "--backing-chain", "top"][..],
         &["info", "--backing-chain", "--output=json", "top"],
     ] {
-        let ours = run(&link, folder.path(), words);
-        let theirs = run(Path::new("qemu-img"), folder.path(), words);
-        assert_eq!(ours.status.code(), theirs.status.code());
-        assert_eq!(
-            (text(&ours.stdout), text(&ours.stderr)),
-            (text(&theirs.stdout), text(&theirs.stderr))
-        );
+        let theirs = folder.run("qemu-img", words);
+        assert_eq!(folder.run("our qemu-img", words), theirs);
     }
 }
 
 /// What a person at a bash prompt gets for a line that ends where the cursor is.
-fn in_bash(folder: &Path, line: &str) -> Vec<String> {
+fn in_bash(folder: &Folder, line: &str) -> Vec<String> {
     // As bash cuts a line into words: also at '=' and ':', which are words of their own.
     let script = r#"
         vellum() { "$VELLUM" "$@"; }
@@ -318,15 +275,11 @@ fn in_bash(folder: &Path, line: &str) -> Vec<String> {
         _vellum
         printf '%s\n' "${COMPREPLY[@]}"
     "#;
-    let output = Command::new("bash")
-        .args(["--norc", "-c", script])
-        .env("VELLUM", VELLUM)
-        .env("LINE", line)
-        .current_dir(folder)
-        .output()
-        .expect("bash");
-    assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
-    text(&output.stdout)
+    let mut bash = folder.command("bash", &["--norc", "-c", script]);
+    let output = Said::of(bash.env("VELLUM", VELLUM).env("LINE", line));
+    assert!(output.err.is_empty(), "{}", output.err);
+    output
+        .out
         .lines()
         .filter(|line| !line.is_empty())
         .map(str::to_owned)
@@ -360,7 +313,7 @@ fn bash_completes_commands_options_and_names_inside_images() {
         ("vellum snapshot missing -d ", &[]),
         ("vellum info dis", &[]),
     ] {
-        assert_eq!(in_bash(folder.path(), line), expected, "{line}");
+        assert_eq!(in_bash(&folder, line), expected, "{line}");
     }
 }
 
@@ -368,22 +321,18 @@ fn bash_completes_commands_options_and_names_inside_images() {
 #[test]
 fn names_are_found_in_an_image_that_is_in_use() {
     let folder = folder(&["create -q -f qcow2 disk 1M", "snapshot -c before disk"]);
-    let mut user = Command::new(VELLUM)
-        .args(["io", "-f", "qcow2", "disk"])
-        .current_dir(folder.path())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut user = folder.command("vellum", "io -f qcow2 disk");
+    let user = user.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut user = user.spawn().unwrap();
     // The prompt comes when the image is open.
     let mut first = [0];
     std::io::Read::read_exact(user.stdout.as_mut().unwrap(), &mut first).unwrap();
     let words = ["__complete", "vellum", "3", "snapshot", "disk", "-d", ""];
-    let output = vellum(folder.path(), &words);
+    let output = folder.run("vellum", &words);
     drop(user.stdin.take());
     user.wait().unwrap();
-    assert_eq!(text(&output.stdout), "before\tsnapshot 1\n:end\n");
-    assert!(output.stderr.is_empty());
+    assert_eq!(output.out, "before\tsnapshot 1\n:end\n");
+    assert!(output.err.is_empty());
 }
 
 /// Shells that are here take the scripts; `fish` completes with its own.
@@ -392,10 +341,11 @@ fn other_shells_take_their_scripts() {
     let folder = folder(&["create -q -f qcow2 disk 1M", "snapshot -c before disk"]);
     for shell in ["bash", "zsh", "fish"] {
         for program in ["vellum"].iter().chain(&QEMU) {
-            let output = vellum(folder.path(), &["completions", shell, program]);
-            assert!(output.status.success(), "{shell} {program}");
-            let script = folder.path().join("script");
-            std::fs::write(&script, &output.stdout).unwrap();
+            let output = folder
+                .run("vellum", &["completions", shell, program])
+                .expect(0);
+            let script = folder.path("script");
+            folder.write("script", &output.out);
             let Ok(checked) = Command::new(shell).arg("-n").arg(&script).output() else {
                 continue;
             };
@@ -409,12 +359,10 @@ fn other_shells_take_their_scripts() {
         Path::new(VELLUM).parent().unwrap().display(),
         std::env::var("PATH").unwrap_or_default()
     );
-    let mut fish = Command::new("fish");
-    fish.args(["-c", &lines])
-        .env("PATH", path)
-        .current_dir(folder.path());
-    if let Ok(output) = fish.output() {
-        assert_eq!(text(&output.stdout), "before\tsnapshot 1\n", "{output:?}");
+    let mut fish = folder.command("fish", &["-c", &lines]);
+    if let Ok(output) = fish.env("PATH", path).output() {
+        let output = Said::from(&output);
+        assert_eq!(output.out, "before\tsnapshot 1\n", "{output:?}");
     }
 }
 
@@ -424,63 +372,49 @@ fn a_file_that_was_cut_short_is_told() {
     let folder = folder(&["create -q -f qcow2 base.qcow2 8M"]);
     let write = |what: &str| {
         let words = ["io", "-f", "qcow2", "-c", what, "base.qcow2"];
-        let written = vellum(folder.path(), &words);
-        assert!(written.status.success(), "{written:?}");
+        folder.must("vellum", &words);
     };
     write("write -q 0 8M");
-    let at = |name: &str| folder.path().join(name);
-    let mut bytes = std::fs::read(at("base.qcow2")).expect("an image");
+    let mut bytes = folder.read("base.qcow2");
     bytes.truncate(1 << 20);
-    std::fs::write(at("base.qcow2"), &bytes).expect("room");
-    let run = |line: &str| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        vellum(folder.path(), &words)
-    };
-    let overlay = "create -q -f qcow2 -b base.qcow2 -F qcow2 top.qcow2";
-    assert!(run(overlay).status.success());
+    folder.write("base.qcow2", &bytes);
+    let run = |line: &str| folder.run("vellum", line);
+    folder.must(
+        "vellum",
+        "create -q -f qcow2 -b base.qcow2 -F qcow2 top.qcow2",
+    );
     let words = "the file is cut short: 7667712 of 8454144 referenced bytes are missing";
     for source in ["base.qcow2", "top.qcow2"] {
-        let refused = run(&format!("convert -O raw {source} out.raw"));
-        assert_eq!(refused.status.code(), Some(1));
-        assert!(text(&refused.stderr).contains(words), "{refused:?}");
-        assert!(!at("out.raw").exists());
+        let refused = folder.refused("vellum", &format!("convert -O raw {source} out.raw"));
+        assert!(refused.contains(words), "{refused}");
+        assert!(!folder.has("out.raw"));
     }
-    assert!(run("create -q -f qcow2 other.qcow2 8M").status.success());
+    folder.must("vellum", "create -q -f qcow2 other.qcow2 8M");
     for line in [
         "commit --base base.qcow2 top.qcow2",
         "rebase -b other.qcow2 -F qcow2 top.qcow2",
     ] {
-        let refused = run(line);
-        assert_eq!(refused.status.code(), Some(1), "{line}: {refused:?}");
-        assert!(text(&refused.stderr).contains(words), "{line}: {refused:?}");
-        assert!(std::fs::read(at("base.qcow2")).expect("an image") == bytes);
+        let refused = folder.refused("vellum", line);
+        assert!(refused.contains(words), "{refused}");
+        assert!(folder.read("base.qcow2") == bytes);
     }
-    let told = run("check base.qcow2");
-    assert_eq!(told.status.code(), Some(2));
-    assert!(text(&told.stderr).contains(words), "{told:?}");
+    let told = run("check base.qcow2").expect(2).err;
+    assert!(told.contains(words), "{told}");
     for command in ["inspect", "audit"] {
-        let told = text(&run(&format!("{command} base.qcow2")).stdout);
+        let told = run(&format!("{command} base.qcow2")).out;
         // Lines are broken where the screen ends.
         let told: Vec<&str> = told.split_whitespace().collect();
         assert!(told.join(" ").contains(words), "{told:?}");
     }
-    let accepted = run("convert --accept-missing -O raw base.qcow2 out.raw");
-    assert!(accepted.status.success(), "{accepted:?}");
-    let qemu = folder.path().join("qemu-img");
-    std::os::unix::fs::symlink(VELLUM, &qemu).expect("a link");
-    let same = run_as(&qemu, folder.path(), "convert -O raw base.qcow2 qemu.raw");
-    assert!(same.status.success(), "{same:?}");
+    folder.must(
+        "vellum",
+        "convert --accept-missing -O raw base.qcow2 out.raw",
+    );
+    folder.must("our qemu-img", "convert -O raw base.qcow2 qemu.raw");
     // One write makes the file as long as it was.
     write("write -q 8128k 64k");
-    let told = run("check base.qcow2");
-    assert_eq!(told.status.code(), Some(2), "{told:?}");
-    let refused = run("convert -O raw base.qcow2 again.raw");
-    assert_eq!(refused.status.code(), Some(1));
+    run("check base.qcow2").expect(2);
+    let refused = folder.refused("vellum", "convert -O raw base.qcow2 again.raw");
     let words = "was cut short before it grew again";
-    assert!(text(&refused.stderr).contains(words), "{refused:?}");
-}
-
-fn run_as(program: &Path, folder: &Path, line: &str) -> Output {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    run(program, folder, &words)
+    assert!(refused.contains(words), "{refused}");
 }

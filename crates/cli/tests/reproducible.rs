@@ -1,29 +1,21 @@
 //! Images that are the same byte by byte whenever they are made.
 
-use std::path::Path;
-use std::process::{Command, Output};
+use vellum_testing::{Folder, Said};
 
 const VELLUM: &str = env!("CARGO_BIN_EXE_vellum");
 const MIB: usize = 1 << 20;
 
-fn run(folder: &Path, date: Option<&str>, words: &[&str]) -> Output {
-    let mut command = Command::new(VELLUM);
-    command.current_dir(folder).args(words);
+fn run(folder: &Folder, date: Option<&str>, words: &[&str]) -> Said {
+    let mut command = folder.command("vellum", words);
     match date {
         Some(date) => command.env("SOURCE_DATE_EPOCH", date),
         None => command.env_remove("SOURCE_DATE_EPOCH"),
     };
-    command.output().expect("it runs")
-}
-
-#[track_caller]
-fn must(folder: &Path, words: &[&str]) {
-    let output = run(folder, None, words);
-    assert!(output.status.success(), "{words:?}: {output:?}");
+    Said::of(&mut command)
 }
 
 /// Zeroes, repeated bytes and noise in turns.
-fn write_source(folder: &Path) {
+fn write_source(folder: &Folder) {
     let mut random = fastrand::Rng::with_seed(7);
     let mut source = vec![0; 24 * MIB];
     for part in source.chunks_mut(20 << 10) {
@@ -33,14 +25,13 @@ fn write_source(folder: &Path) {
             _ => random.fill(part),
         }
     }
-    std::fs::write(folder.join("source"), source).unwrap();
+    folder.write("source", source);
 }
 
 #[test]
 fn copies_are_the_same_every_time() {
-    let directory = tempfile::tempdir().unwrap();
-    let folder = directory.path();
-    write_source(folder);
+    let folder = Folder::new(VELLUM);
+    write_source(&folder);
     for options in [
         &[][..],
         &["-c"],
@@ -54,12 +45,12 @@ fn copies_are_the_same_every_time() {
                 options,
             ];
             let words = [&convert.concat(), &["source", name][..]].concat();
-            must(folder, &words);
-            must(
-                folder,
+            folder.must("vellum", &words);
+            folder.must(
+                "vellum",
                 &["compare", "-q", "-f", "raw", "-F", "qcow2", "source", name],
             );
-            std::fs::read(folder.join(name)).unwrap()
+            folder.read(name)
         });
         assert!(
             images[0] == images[1] && images[1] == images[2],
@@ -70,9 +61,8 @@ fn copies_are_the_same_every_time() {
 
 #[test]
 fn what_depends_on_time_or_chance_is_refused() {
-    let directory = tempfile::tempdir().unwrap();
-    let folder = directory.path();
-    std::fs::write(folder.join("source"), [1; 4096]).unwrap();
+    let folder = Folder::new(VELLUM);
+    folder.write("source", [1; 4096]);
     let convert = ["convert", "--reproducible", "-f", "raw", "-O", "qcow2"];
     for (options, message) in [
         (&["-W"][..], "--reproducible excludes -W, -C and -n"),
@@ -88,31 +78,25 @@ fn what_depends_on_time_or_chance_is_refused() {
         ),
     ] {
         let words = [&convert, options, &["source", "target"]].concat();
-        let output = run(folder, None, &words);
-        assert_eq!(output.status.code(), Some(1), "{words:?}");
-        let told = String::from_utf8_lossy(&output.stderr);
+        let told = run(&folder, None, &words).expect(1).err;
         assert!(told.contains(message), "{told}");
-        assert!(!folder.join("target").exists());
+        assert!(!folder.has("target"));
     }
 }
 
 #[test]
 fn snapshots_have_the_date_that_is_asked_for() {
-    let directory = tempfile::tempdir().unwrap();
-    let folder = directory.path();
+    let folder = Folder::new(VELLUM);
     let snapshot = ["snapshot", "-c", "s", "image"];
     let images = [0, 1].map(|_| {
-        must(folder, &["create", "-q", "-f", "qcow2", "image", "64M"]);
-        let output = run(folder, Some("1234567890"), &snapshot);
-        assert!(output.status.success(), "{output:?}");
-        std::fs::read(folder.join("image")).unwrap()
+        folder.must("vellum", "create -q -f qcow2 image 64M");
+        run(&folder, Some("1234567890"), &snapshot).expect(0);
+        folder.read("image")
     });
     assert!(images[0] == images[1]);
-    let info = run(folder, None, &["info", "--output=json", "image"]);
-    let info: serde_json::Value = serde_json::from_slice(&info.stdout).unwrap();
+    let info = run(&folder, None, &["info", "--output=json", "image"]);
+    let info = info.json();
     assert_eq!(info["snapshots"][0]["date-sec"], 1_234_567_890);
-    let wrong = run(folder, Some("yesterday"), &snapshot);
-    assert_eq!(wrong.status.code(), Some(1));
-    let told = String::from_utf8_lossy(&wrong.stderr);
+    let told = run(&folder, Some("yesterday"), &snapshot).expect(1).err;
     assert!(told.contains("SOURCE_DATE_EPOCH"), "{told}");
 }

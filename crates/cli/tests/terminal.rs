@@ -1,43 +1,28 @@
 //! What a person at a terminal sees, and a pipe never: hints and colours. What images say steers none.
 
 use std::io::Read;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
-use tempfile::TempDir;
+use vellum_testing::{Folder, Said};
 
 const VELLUM: &str = env!("CARGO_BIN_EXE_vellum");
 
-fn folder() -> TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
-    let made = Command::new("qemu-img")
-        .args(["create", "-q", "-f", "qcow2", "disk.qcow2", "1M"])
-        .current_dir(folder.path())
-        .status();
-    assert!(made.expect("qemu-img; run `cargo xtask setup`").success());
-    std::os::unix::fs::symlink(VELLUM, folder.path().join("qemu-img")).expect("a link");
+fn folder() -> Folder {
+    let folder = Folder::new(VELLUM);
+    folder.img("create -q -f qcow2 disk.qcow2 1M");
+    folder.link("qemu-img");
     folder
 }
 
 /// What a command line prints on a terminal of its own (`script` makes one).
-fn on_terminal(folder: &Path, line: &str) -> String {
-    let output = Command::new("script")
-        .args(["-qec", line, "/dev/null"])
-        .current_dir(folder)
-        .env("VELLUM", VELLUM)
-        .env("TERM", "xterm")
-        .env("LC_ALL", "C")
-        .env_remove("NO_COLOR")
-        .stdin(Stdio::null())
-        .output()
-        .expect("script, of bsdutils");
-    String::from_utf8_lossy(&output.stdout).into_owned()
+fn on_terminal(folder: &Folder, line: &str) -> String {
+    Said::of(&mut folder.terminal_command(line)).out
 }
 
 #[test]
 fn slips_get_a_hint_on_a_terminal() {
     let folder = folder();
-    std::fs::write(folder.path().join("raw"), [0; 512]).unwrap();
+    folder.write("raw", [0; 512]);
     for (line, meant) in [
         ("$VELLUM covnert a b", "did you mean 'convert'?"),
         ("$VELLUM inspcet a", "did you mean 'inspect'?"),
@@ -96,7 +81,7 @@ fn slips_get_a_hint_on_a_terminal() {
         ),
         ("$VELLUM create -f qcow2 -b disk.qcow2 x", "name it with -F"),
     ] {
-        let text = on_terminal(folder.path(), line);
+        let text = on_terminal(&folder, line);
         assert!(
             text.contains("hint:") && text.contains(meant),
             "{line}: {text}"
@@ -108,22 +93,7 @@ fn slips_get_a_hint_on_a_terminal() {
 #[test]
 fn a_full_disk_says_what_is_missing() {
     let folder = folder();
-    let made = Command::new("qemu-img")
-        .args([
-            "create",
-            "-q",
-            "-f",
-            "qcow2",
-            "-b",
-            "disk.qcow2",
-            "-F",
-            "qcow2",
-            "top",
-            "1M",
-        ])
-        .current_dir(folder.path())
-        .status();
-    assert!(made.unwrap().success());
+    folder.img("create -q -f qcow2 -b disk.qcow2 -F qcow2 top 1M");
     // A file that takes no byte more.
     let full = "--image-opts driver=qcow2,file.driver=blkdebug,file.image.filename=top,\
                 file.inject-error.0.event=pwritev,file.inject-error.0.errno=28,\
@@ -133,7 +103,7 @@ fn a_full_disk_says_what_is_missing() {
         ("resize FULL 2M", "up to 1 MiB more are needed"),
     ] {
         let line = format!("$VELLUM {}", line.replace("FULL", full));
-        let text = on_terminal(folder.path(), &line);
+        let text = on_terminal(&folder, &line);
         let error = text.find("No space left on device");
         let hint = text.find(words);
         assert!(error.is_some() && error < hint, "{line}: {text}");
@@ -150,22 +120,10 @@ fn a_broken_chain_gets_the_hint_that_leads_on() {
         "create -q -f qcow2 -b disk.qcow2 -F qcow2 mid.qcow2",
         "create -q -f qcow2 -b mid.qcow2 -F qcow2 top.qcow2",
     ] {
-        let made = Command::new("qemu-img")
-            .args(line.split(' '))
-            .current_dir(folder.path())
-            .status();
-        assert!(made.unwrap().success());
+        folder.img(line);
     }
-    std::fs::rename(
-        folder.path().join("disk.qcow2"),
-        folder.path().join("dosk.qcow2"),
-    )
-    .unwrap();
-    std::fs::copy(
-        folder.path().join("top.qcow2"),
-        folder.path().join("tip.qcow2"),
-    )
-    .unwrap();
+    std::fs::rename(folder.path("disk.qcow2"), folder.path("dosk.qcow2")).unwrap();
+    std::fs::copy(folder.path("top.qcow2"), folder.path("tip.qcow2")).unwrap();
     let led = "'vellum info --backing-chain top.qcow2' shows which image names the file";
     for line in [
         "map top.qcow2",
@@ -174,18 +132,18 @@ fn a_broken_chain_gets_the_hint_that_leads_on() {
         "io -c 'read 0 1' top.qcow2",
         "convert -O raw top.qcow2 x",
     ] {
-        let text = on_terminal(folder.path(), &format!("$VELLUM {line}"));
+        let text = on_terminal(&folder, &format!("$VELLUM {line}"));
         assert!(text.contains(led), "{line}: {text}");
         assert!(!text.contains("did you mean"), "{line}: {text}");
-        let piped = on_terminal(folder.path(), &format!("$VELLUM {line} 2>&1 | cat"));
+        let piped = on_terminal(&folder, &format!("$VELLUM {line} 2>&1 | cat"));
         assert!(!piped.contains("hint"), "{line}: {piped}");
     }
-    let text = on_terminal(folder.path(), "$VELLUM info --backing-chain top.qcow2");
+    let text = on_terminal(&folder, "$VELLUM info --backing-chain top.qcow2");
     assert!(
         text.contains("vellum rebase -u -b PLACE -F qcow2 mid.qcow2"),
         "{text}"
     );
-    let text = on_terminal(folder.path(), "./qemu-img map top.qcow2");
+    let text = on_terminal(&folder, "./qemu-img map top.qcow2");
     assert!(!text.contains("hint"), "{text}");
 }
 
@@ -206,21 +164,21 @@ fn what_new_users_run_into_gets_a_hint() {
         ("completions bash velum", "did you mean 'vellum'?"),
         ("hepl convert", "did you mean 'help'?"),
     ] {
-        let text = on_terminal(folder.path(), &format!("$VELLUM {line}"));
+        let text = on_terminal(&folder, &format!("$VELLUM {line}"));
         assert!(
             text.contains("hint:") && text.contains(words),
             "{line}: {text}"
         );
-        let piped = on_terminal(folder.path(), &format!("$VELLUM {line} 2>&1 | cat"));
+        let piped = on_terminal(&folder, &format!("$VELLUM {line} 2>&1 | cat"));
         assert!(!piped.contains("hint"), "{line}: {piped}");
-        let text = on_terminal(folder.path(), &format!("./qemu-img {line}"));
+        let text = on_terminal(&folder, &format!("./qemu-img {line}"));
         assert!(!text.contains("hint"), "{line}: {text}");
     }
     for line in [
         "create -f raw z.qcow2 1M",
         "convert -O raw disk.qcow2 z.qcow2",
     ] {
-        let text = on_terminal(folder.path(), &format!("$VELLUM {line}"));
+        let text = on_terminal(&folder, &format!("$VELLUM {line}"));
         assert!(!text.contains("hint"), "it was asked for: {text}");
     }
 }
@@ -235,7 +193,7 @@ fn a_server_says_where_it_is() {
             "bash -c '{program} -k $PWD/s disk.qcow2 & until [ -S s ]; do :; done; \
              nbdinfo --size nbd+unix:///?socket=s; wait; rm -f s'"
         );
-        on_terminal(folder.path(), &line)
+        on_terminal(&folder, &line)
     };
     let text = serve("$VELLUM nbd");
     assert!(
@@ -247,7 +205,7 @@ fn a_server_says_where_it_is() {
         !text.contains("whoever reaches"),
         "a socket is this machine's: {text}"
     );
-    std::os::unix::fs::symlink(VELLUM, folder.path().join("qemu-nbd")).unwrap();
+    std::os::unix::fs::symlink(VELLUM, folder.path("qemu-nbd")).unwrap();
     let text = serve("./qemu-nbd");
     assert!(text.contains("1048576") && !text.contains("hint"), "{text}");
 }
@@ -260,11 +218,11 @@ fn a_daemon_without_anything_to_do_says_so() {
     let run = |program: &str| {
         let line =
             format!("bash -c '{program} --pidfile p & until [ -s p ]; do :; done; kill $!; wait'");
-        on_terminal(folder.path(), &line)
+        on_terminal(&folder, &line)
     };
     let text = run("$VELLUM daemon");
     assert!(text.contains("nothing is exported"), "{text}");
-    let link = folder.path().join("qemu-storage-daemon");
+    let link = folder.path("qemu-storage-daemon");
     std::os::unix::fs::symlink(VELLUM, link).unwrap();
     let text = run("./qemu-storage-daemon");
     assert!(!text.contains("hint"), "{text}");
@@ -273,10 +231,10 @@ fn a_daemon_without_anything_to_do_says_so() {
 #[test]
 fn long_work_shows_how_far_it_is() {
     let folder = folder();
-    std::fs::write(folder.path().join("raw"), vec![1; 64 << 20]).unwrap();
-    let text = on_terminal(folder.path(), "$VELLUM dd bs=1M if=raw of=out");
+    folder.write("raw", vec![1; 64 << 20]);
+    let text = on_terminal(&folder, "$VELLUM dd bs=1M if=raw of=out");
     assert!(text.contains('%') && text.contains("MiB/s"), "{text}");
-    let text = on_terminal(folder.path(), "./qemu-img dd bs=1M if=raw of=out2");
+    let text = on_terminal(&folder, "./qemu-img dd bs=1M if=raw of=out2");
     assert_eq!(text, "");
 }
 
@@ -284,21 +242,16 @@ fn long_work_shows_how_far_it_is() {
 fn scripts_and_pipes_get_none() {
     let folder = folder();
     // By the name of QEMU's program, even on a terminal.
-    let text = on_terminal(folder.path(), "./qemu-img info disk.qcow");
+    let text = on_terminal(&folder, "./qemu-img info disk.qcow");
     assert!(
         text.contains("Could not open") && !text.contains("hint"),
         "{text}"
     );
     assert!(!text.contains('\x1b'), "{text}");
-    let text = on_terminal(folder.path(), "./qemu-img covnert a b");
+    let text = on_terminal(&folder, "./qemu-img covnert a b");
     assert!(!text.contains("hint"), "{text}");
     // By our own name, into a pipe.
-    let output = Command::new(VELLUM)
-        .args(["info", "disk.qcow"])
-        .current_dir(folder.path())
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
+    let text = folder.run("vellum", "info disk.qcow").err;
     assert!(
         text.contains("Could not open") && !text.contains("hint"),
         "{text}"
@@ -308,9 +261,9 @@ fn scripts_and_pipes_get_none() {
 #[test]
 fn colours_are_for_terminals() {
     let folder = folder();
-    let text = on_terminal(folder.path(), "$VELLUM inspect disk.qcow2");
+    let text = on_terminal(&folder, "$VELLUM inspect disk.qcow2");
     assert!(text.contains("\x1b[1m"), "{text}");
-    let text = on_terminal(folder.path(), "NO_COLOR=1 $VELLUM inspect disk.qcow2");
+    let text = on_terminal(&folder, "NO_COLOR=1 $VELLUM inspect disk.qcow2");
     assert!(!text.contains("\x1b[1m"), "{text}");
 }
 
@@ -318,17 +271,10 @@ fn colours_are_for_terminals() {
 #[test]
 fn names_from_an_image_do_not_steer_the_terminal() {
     let folder = folder();
-    let run = |words: &[&str]| {
-        let mut command = Command::new(VELLUM);
-        let output = command.args(words).current_dir(folder.path()).output();
-        let output = output.expect("it runs");
-        let said = [output.stdout, output.stderr].concat();
-        String::from_utf8_lossy(&said).into_owned()
-    };
     let options = "driver=qcow2,file.filename=disk.qcow2,journal=on,journal-size=1M";
-    let crash = ["-c", "write -q 0 4k", "-c", "flush", "-c", "abort"];
-    run(&[&["io", "--image-opts", options], &crash[..]].concat());
-    let path = folder.path().join("disk.qcow2");
+    let crash = "-c 'write -q 0 4k' -c flush -c abort";
+    folder.run("vellum", &format!("io --image-opts {options} {crash}"));
+    let path = folder.path("disk.qcow2");
     let mut image = std::fs::read(&path).expect("an image");
     let name = b"disk.qcow2.vlog";
     let at = image.windows(name.len()).position(|bytes| bytes == name);
@@ -346,8 +292,7 @@ fn names_from_an_image_do_not_steer_the_terminal() {
         "check -r log",
         "check -r drop-log",
     ] {
-        let words: Vec<&str> = words.split(' ').chain(["disk.qcow2"]).collect();
-        let said = run(&words);
+        let said = folder.run("vellum", &format!("{words} disk.qcow2")).all();
         assert!(said.contains("[2J.qcow2.vlog"), "{words:?}: {said}");
         assert!(!said.contains('\x1b'), "{words:?}: {said}");
     }
@@ -357,18 +302,14 @@ fn names_from_an_image_do_not_steer_the_terminal() {
 #[test]
 fn a_locked_image_names_its_user() {
     let folder = folder();
-    let mut user = Command::new("qemu-io")
-        .args(["-f", "qcow2", "disk.qcow2"])
-        .current_dir(folder.path())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("qemu-io; run `cargo xtask setup`");
+    let mut user = folder.command("qemu-io", "-f qcow2 disk.qcow2");
+    let user = user.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut user = user.spawn().expect("qemu-io; run `cargo xtask setup`");
     let process = format!("qemu-io (process {})", user.id());
     // Its prompt says that it holds the locks.
     let prompt = user.stdout.as_mut().expect("piped");
     prompt.read_exact(&mut [0]).expect("qemu-io opens the disk");
-    let text = on_terminal(folder.path(), "$VELLUM info disk.qcow2");
+    let text = on_terminal(&folder, "$VELLUM info disk.qcow2");
     drop(user.stdin.take());
     user.wait().expect("qemu-io ends");
     assert!(text.contains(&process), "{text}");
@@ -379,15 +320,8 @@ fn a_locked_image_names_its_user() {
 #[test]
 fn no_bar_stays_behind_the_result_of_a_comparison() {
     let folder = folder();
-    let made = Command::new("bash")
-        .args([
-            "-c",
-            "truncate -s 64M a b; printf x | dd of=b bs=1 seek=60M conv=notrunc status=none",
-        ])
-        .current_dir(folder.path())
-        .status();
-    assert!(made.unwrap().success());
-    let text = on_terminal(folder.path(), "$VELLUM compare -f raw -F raw a b");
+    folder.done("truncate -s 64M a b; printf x | dd of=b bs=1 seek=60M conv=notrunc status=none");
+    let text = on_terminal(&folder, "$VELLUM compare -f raw -F raw a b");
     let (_, behind) = text.split_once("Content mismatch at offset").expect(&text);
     assert!(!behind.contains('%') && !behind.contains("MiB"), "{text:?}");
 }

@@ -4,87 +4,44 @@
 #[path = "../../export/tests/it/vhost_user_blk/guest.rs"]
 mod guest;
 
-use std::os::unix::fs::symlink;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Stdio;
 
-use tempfile::TempDir;
+use vellum_testing::{Folder, Running, within};
 
 use guest::{DATA_AT, Guest, PATIENCE, header};
 
+const VELLUM: &str = env!("CARGO_BIN_EXE_vellum");
 const NAME: &str = "qemu-storage-daemon";
+const OURS: &str = "our qemu-storage-daemon";
 
-struct Place(TempDir);
-
-impl Place {
-    fn new() -> Place {
-        let folder = tempfile::tempdir().expect("a folder");
-        symlink(env!("CARGO_BIN_EXE_vellum"), folder.path().join(NAME)).expect("a link");
-        let disk = std::fs::File::create(folder.path().join("disk")).expect("a disk");
-        disk.set_len(8 << 20).expect("a length");
-        let place = Place(folder);
-        place.qemu_img(&["create", "-q", "-f", "qcow2", "image", "8M"]);
-        place
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn command(&self, program: PathBuf, words: &[&str]) -> Command {
-        let mut command = Command::new(program);
-        command.current_dir(self.0.path()).args(words);
-        command
-    }
-
-    fn qemu_img(&self, words: &[&str]) {
-        let done = self.command("qemu-img".into(), words).status();
-        let done = done.expect("qemu-img; run `cargo xtask setup`");
-        assert!(done.success(), "{words:?}");
-    }
-
-    /// Starts our daemon with an export of an image of this format.
-    fn serve(&self, format: &str, options: &str) -> Child {
-        let file = if format == "raw" { "disk" } else { "image" };
-        let node = format!("driver={format},node-name=n,file.driver=file,file.filename={file}");
-        let export = format!(
-            "type=vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=socket,{options}"
-        );
-        let words = ["--blockdev", &node, "--export", &export];
-        let mut command = self.command(self.path(NAME), &words);
-        command.spawn().expect("the program runs")
-    }
-
-    /// What a daemon says that must refuse its export.
-    fn refusal(&self, program: PathBuf, node: &str, export: &str) -> String {
-        let words = ["--blockdev", node, "--export", export];
-        let mut command = self.command(program, &words);
-        let mut child = command.stderr(Stdio::piped()).spawn().expect("a daemon");
-        let begin = Instant::now();
-        while child.try_wait().expect("a child").is_none() {
-            if begin.elapsed() > PATIENCE {
-                // It is killed, and its words will not do.
-                let _ = child.kill();
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let output = child.wait_with_output().expect("a child");
-        assert_eq!(output.status.code(), Some(1), "{export}");
-        String::from_utf8_lossy(&output.stderr).into_owned()
-    }
+fn folder() -> Folder {
+    let folder = Folder::new(VELLUM);
+    folder.write("disk", vec![0; 8 << 20]);
+    folder.img("create -q -f qcow2 image 8M");
+    folder
 }
 
-fn end(mut child: Child) {
-    let pid = child.id().to_string();
-    let told = Command::new("kill").args(["-TERM", &pid]).status();
-    assert!(told.expect("kill").success());
-    assert_eq!(child.wait().expect("a child").code(), Some(0));
+/// Starts our daemon with an export of an image of this format.
+fn serve(folder: &Folder, format: &str, options: &str) -> Running {
+    let file = if format == "raw" { "disk" } else { "image" };
+    let line = format!(
+        "--blockdev driver={format},node-name=n,file.driver=file,file.filename={file} \
+         --export type=vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path=socket,{options}"
+    );
+    folder.start(OURS, &line)
+}
+
+/// What a daemon says that must refuse its export.
+fn refusal(folder: &Folder, program: &str, node: &str, export: &str) -> String {
+    let mut command = folder.command(program, &["--blockdev", node, "--export", export]);
+    let mut daemon = Running::start(command.stderr(Stdio::piped()));
+    within(PATIENCE, export, || daemon.has_ended());
+    daemon.said().1.expect(1).err
 }
 
 #[test]
 fn refusals_are_in_the_words_of_the_real_daemon() {
-    let place = Place::new();
+    let folder = folder();
     let node = "driver=file,node-name=n,filename=disk";
     let read_only = "driver=file,node-name=n,filename=disk,read-only=on";
     let unix = "addr.type=unix,addr.path=socket";
@@ -101,13 +58,13 @@ fn refusals_are_in_the_words_of_the_real_daemon() {
         (node, "name=x,addr.type=unix,addr.path=socket"),
     ] {
         let export = format!("type=vhost-user-blk,id=e,node-name=n,{options}");
-        let ours = place.refusal(place.path(NAME), node, &export);
-        let theirs = place.refusal(PathBuf::from(NAME), node, &export);
+        let ours = refusal(&folder, OURS, node, &export);
+        let theirs = refusal(&folder, NAME, node, &export);
         assert_eq!(ours, theirs, "{options}");
     }
     for options in ["logical-block-size=100", "logical-block-size=131072"] {
         let export = format!("type=vhost-user-blk,id=e,node-name=n,{unix},{options}");
-        let ours = place.refusal(place.path(NAME), node, &export);
+        let ours = refusal(&folder, OURS, node, &export);
         assert!(
             ours.contains("parameter logical-block-size must be a power of 2 between 512 and ")
         );
@@ -116,28 +73,29 @@ fn refusals_are_in_the_words_of_the_real_daemon() {
 
 #[test]
 fn a_guest_uses_the_disk_that_the_daemon_exports() {
-    let place = Place::new();
-    let daemon = place.serve(
+    let folder = folder();
+    let daemon = serve(
+        &folder,
         "raw",
         "writable=on,num-queues=2,serial=abc,logical-block-size=4096",
     );
-    let mut guest = Guest::boot(&place.path("socket"), 2, 0);
+    let mut guest = Guest::boot(&folder.path("socket"), 2, 0);
     assert_eq!(guest.disk_bytes(), 8 << 20);
     assert_eq!(guest.queues[1].write_disk(8, &[5; 4096]), 0);
     assert_eq!(guest.queues[0].flush(), 0);
     assert_eq!(guest.queues[0].read_disk(8, 4096), (0, vec![5; 4096]));
-    end(daemon);
-    let held = std::fs::read(place.path("disk")).expect("the disk");
+    daemon.end();
+    let held = folder.read("disk");
     assert_eq!((held[4095], held[4096], held[8192]), (0, 5, 0));
 }
 
 /// Requests are in flight when the daemon is killed, and acknowledged writes are not flushed,
 /// again and again; the next daemon goes on.
 fn kill_again_and_again(format: &str, seed: u64) {
-    let place = Place::new();
+    let folder = folder();
     let mut random = fastrand::Rng::with_seed(seed);
-    let mut daemon = place.serve(format, "writable=on");
-    let mut guest = Guest::boot(&place.path("socket"), 1, 0);
+    let mut daemon = serve(&folder, format, "writable=on");
+    let mut guest = Guest::boot(&folder.path("socket"), 1, 0);
     let mut held = vec![0_u8; 512];
     for round in 1..=10_u8 {
         let mut running = Vec::new();
@@ -158,10 +116,9 @@ fn kill_again_and_again(format: &str, seed: u64) {
             queue.kick();
             running.push((head, block));
         }
-        daemon.kill().expect("killed");
-        daemon.wait().expect("a child");
-        daemon = place.serve(format, "writable=on");
-        guest.reconnect(&place.path("socket"));
+        daemon.kill();
+        daemon = serve(&folder, format, "writable=on");
+        guest.reconnect(&folder.path("socket"));
         while !running.is_empty() {
             finish_one(&mut guest.queues[0], &mut running);
         }
@@ -176,12 +133,12 @@ fn kill_again_and_again(format: &str, seed: u64) {
             );
         }
     }
-    end(daemon);
+    daemon.end();
     if format == "qcow2" {
-        place.qemu_img(&["check", "-q", "image"]);
-        place.qemu_img(&["convert", "-f", "qcow2", "-O", "raw", "image", "disk"]);
+        folder.img("check -q image");
+        folder.img("convert -f qcow2 -O raw image disk");
     }
-    let disk = std::fs::read(place.path("disk")).expect("the disk");
+    let disk = folder.read("disk");
     for (block, &byte) in held.iter().enumerate() {
         let found = &disk[4096 * block..][..4096];
         assert!(found.iter().all(|&found| found == byte), "{block}");
@@ -201,51 +158,35 @@ fn a_daemon_of_an_image_that_is_killed_costs_the_guest_nothing() {
 
 /// A daemon that shows an image to NBD clients and to a guest, by nodes of these names: that of the
 /// image, and one that stands on it.
-fn serve_to_two(place: &Place, [nbd, guest]: [&str; 2]) -> Child {
-    let nbd = format!("type=nbd,id=others,node-name={nbd},name=n,writable=on");
-    let guest = format!(
-        "type=vhost-user-blk,id=e,node-name={guest},addr.type=unix,addr.path=socket,writable=on"
+fn serve_to_two(folder: &Folder, [nbd, guest]: [&str; 2]) -> Running {
+    let line = format!(
+        "--blockdev driver=qcow2,node-name=image,file.driver=file,file.filename=image \
+         --blockdev driver=raw,node-name=above,file=image --nbd-server addr.type=unix,addr.path=nbd \
+         --export type=nbd,id=others,node-name={nbd},name=n,writable=on \
+         --export type=vhost-user-blk,id=e,node-name={guest},addr.type=unix,addr.path=socket,writable=on"
     );
-    let words = [
-        "--blockdev",
-        "driver=qcow2,node-name=image,file.driver=file,file.filename=image",
-        "--blockdev",
-        "driver=raw,node-name=above,file=image",
-        "--nbd-server",
-        "addr.type=unix,addr.path=nbd",
-        "--export",
-        &nbd,
-        "--export",
-        &guest,
-    ];
-    let mut command = place.command(place.path(NAME), &words);
-    command.spawn().expect("the program runs")
+    folder.start(OURS, &line)
 }
 
 /// What the guest had written and not flushed would be written again over it.
 fn kill_beside_another_export(nodes: [&str; 2]) {
-    let place = Place::new();
-    let mut daemon = serve_to_two(&place, nodes);
-    let mut guest = Guest::boot(&place.path("socket"), 1, 0);
+    let folder = folder();
+    let daemon = serve_to_two(&folder, nodes);
+    let mut guest = Guest::boot(&folder.path("socket"), 1, 0);
     let durable = [
-        &["-c", "write -P 7 0 4k", "-c", "flush"][..],
-        &["-c", "write -f -P 8 4k 4k"],
-        &["-c", "write -z -f 8k 4k"],
+        &["write -P 7 0 4k", "flush"][..],
+        &["write -f -P 8 4k 4k"],
+        &["write -z -f 8k 4k"],
     ];
     for block in 0..4 {
         assert_eq!(guest.queues[0].write_disk(8 * block, &[5; 4096]), 0);
     }
     for commands in durable {
-        let url = "nbd+unix:///n?socket=nbd";
-        let words = [&["-f", "raw"][..], commands, &[url]].concat();
-        let mut command = place.command("qemu-io".into(), &words);
-        let done = command.stdout(Stdio::null()).status();
-        assert!(done.expect("qemu-io; run `cargo xtask setup`").success());
+        folder.io("-f raw nbd+unix:///n?socket=nbd", commands);
     }
-    daemon.kill().expect("killed");
-    daemon.wait().expect("a child");
-    daemon = serve_to_two(&place, nodes);
-    guest.reconnect(&place.path("socket"));
+    daemon.kill();
+    let daemon = serve_to_two(&folder, nodes);
+    guest.reconnect(&folder.path("socket"));
     for (block, byte) in [7, 8, 0, 5].into_iter().enumerate() {
         let read = guest.queues[0].read_disk(8 * block as u64, 4096);
         assert!(
@@ -254,7 +195,7 @@ fn kill_beside_another_export(nodes: [&str; 2]) {
             &read.1[..1]
         );
     }
-    end(daemon);
+    daemon.end();
 }
 
 #[test]

@@ -4,31 +4,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
+use vellum_testing::Said;
+pub use vellum_testing::Said as Answer;
 
-/// What a command said and how it ended.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Answer {
-    pub code: Option<i32>,
-    pub out: String,
-    pub err: String,
-}
-
-/// Runs a program; its absence is an error that says what to do.
+/// Runs a program; its lines without what differs from run to run.
 fn run(program: &Path, folder: &Path, words: &[&str]) -> Answer {
-    let output = Command::new(program)
-        .args(words)
-        .current_dir(folder)
-        .env("LC_ALL", "C")
-        .output()
-        .unwrap_or_else(|error| panic!("{}: {error}; run `cargo xtask setup`", program.display()));
-    let text = |bytes: &[u8]| {
-        let text = String::from_utf8_lossy(bytes);
-        text.lines().map(|line| steady(line) + "\n").collect()
-    };
+    let mut command = Command::new(program);
+    let said = Said::of(command.args(words).current_dir(folder).env("LC_ALL", "C"));
+    let steady = |text: &str| text.lines().map(|line| steady(line) + "\n").collect();
     Answer {
-        code: output.status.code(),
-        out: text(&output.stdout),
-        err: text(&output.stderr),
+        code: said.code,
+        out: steady(&said.out),
+        err: steady(&said.err),
     }
 }
 

@@ -6,22 +6,12 @@ mod place;
 mod tls;
 
 use std::fs;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use place::{Place, Said, output};
+use vellum_testing::{Running, Said, until};
 
-/// A running server, killed when it is dropped.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use place::Place;
 
 impl Place {
     /// Runs ours and the real program; both must say the same. Returns what that is.
@@ -34,33 +24,21 @@ impl Place {
     }
 
     /// Starts a server on the unix socket `socket` and waits for it.
-    fn serve(&self, socket: &str, program: &str, words: &[&str]) -> Server {
+    fn serve(&self, socket: &str, program: &str, words: &[&str]) -> Running {
         // The sign that it listens must be its own.
         let _ = fs::remove_file(self.path(socket));
-        let program = match program.strip_prefix("our ") {
-            Some(name) => self.path("bin").join(name),
-            None => PathBuf::from(program),
-        };
-        let child = Command::new(&program)
-            .current_dir(self.folder.path())
-            .args(words)
-            .stderr(fs::File::create(self.path("server.log")).expect("a log"))
-            .spawn()
-            .unwrap_or_else(|error| panic!("{}: {error}", program.display()));
-        let mut server = Server(child);
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while !self.path(socket).exists() {
-            assert!(Instant::now() < deadline, "no socket in time");
-            if let Ok(Some(status)) = server.0.try_wait() {
-                panic!("{} {words:?} ended with {status}", program.display());
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let mut command = self.command(program, words);
+        let log = fs::File::create(self.path("server.log")).expect("a log");
+        let mut server = Running::start(command.stderr(log));
+        until("a socket", || {
+            assert!(!server.has_ended(), "{program} {words:?}");
+            self.has(socket)
+        });
         server
     }
 
     /// Starts a server for any number of clients, with words of its own, on the socket `s`.
-    fn export(&self, program: &str, words: &[&str]) -> Server {
+    fn export(&self, program: &str, words: &[&str]) -> Running {
         let socket = self.socket("s");
         let mut all = vec!["-t", "-e", "0", "-k", &socket];
         all.extend(words);
@@ -68,11 +46,11 @@ impl Place {
     }
 
     /// Runs commands of `qemu-io` that must succeed on a raw image.
-    fn io(&self, program: &str, image: &str, commands: &[&str]) -> String {
+    fn raw_io(&self, program: &str, image: &str, commands: &[&str]) -> String {
         let mut words = vec!["-f", "raw"];
         words.extend(commands.iter().flat_map(|command| ["-c", command]));
         words.push(image);
-        self.good(program, &words)
+        self.must(program, &words)
     }
 
     fn socket(&self, name: &str) -> String {
@@ -188,35 +166,35 @@ fn images_are_made_converted_and_written_on_servers() {
     let place = Place::new();
     let bytes = place.disk("disk");
     for server in ["qemu-nbd", "our qemu-nbd"] {
-        fs::write(place.path("target"), vec![0xee; 16 << 20]).expect("written");
+        place.write("target", vec![0xee; 16 << 20]);
         let socket = place.socket("s");
         let _server = place.export(server, &["-f", "raw", "--discard=unmap", "target"]);
         let name = format!("nbd+unix://?socket={socket}");
-        place.good(
+        place.must(
             "our qemu-img",
             &["convert", "-n", "-f", "raw", "-O", "raw", "disk", &name],
         );
-        assert!(fs::read(place.path("target")).expect("read")[..bytes.len()] == bytes);
-        place.good(
+        assert!(place.read("target")[..bytes.len()] == bytes);
+        place.must(
             "our qemu-img",
             &["convert", "-f", "raw", "-O", "qcow2", "disk", &name],
         );
         place.both("qemu-img", &["check", &name]);
         place.both("qemu-img", &["info", &name]);
-        place.good(
+        place.must(
             "our qemu-img",
             &["convert", "-f", "qcow2", "-O", "raw", &name, "back"],
         );
-        assert!(fs::read(place.path("back")).expect("read") == bytes);
-        place.good(
+        assert!(place.read("back") == bytes);
+        place.must(
             "our qemu-img",
             &["create", "-q", "-f", "qcow2", &name, "64M"],
         );
-        place.good(
+        place.must(
             "our qemu-io",
             &["-c", "write -P 7 1M 1M", "-c", "write -z 10M 1M", &name],
         );
-        place.good(
+        place.must(
             "qemu-io",
             &[
                 "-r",
@@ -227,7 +205,7 @@ fn images_are_made_converted_and_written_on_servers() {
                 &name,
             ],
         );
-        place.good("qemu-img", &["check", &name]);
+        place.img(&["check", &name]);
     }
 }
 
@@ -242,7 +220,7 @@ fn a_backing_file_may_be_an_export() {
         "qemu-img",
         &["create", "-f", "qcow2", "-b", &name, "-F", "raw", "top"],
     );
-    place.good("our qemu-io", &["-c", "write -P 9 3M 5k", "top"]);
+    place.io_by("our qemu-io", "top", &["write -P 9 3M 5k"]);
     place.both(
         "qemu-io",
         &[
@@ -265,12 +243,9 @@ fn a_backing_file_may_be_an_export() {
 #[test]
 fn bitmaps_of_a_server_can_be_looked_at() {
     let place = Place::new();
-    place.good("qemu-img", &["create", "-q", "-f", "qcow2", "image", "8M"]);
-    place.good("qemu-img", &["bitmap", "--add", "image", "b"]);
-    place.good(
-        "qemu-io",
-        &["-c", "write 1M 64k", "-c", "write 3M 192k", "image"],
-    );
+    place.img("create -q -f qcow2 image 8M");
+    place.img("bitmap --add image b");
+    place.io("image", &["write 1M 64k", "write 3M 192k"]);
     let socket = place.socket("s");
     for server in ["qemu-nbd", "our qemu-nbd"] {
         let _server = place.export(server, &["-r", "-f", "qcow2", "-B", "b", "-A", "image"]);
@@ -299,7 +274,7 @@ fn nbdkits_limits_on_blocks_are_kept() {
     let bytes = place.disk("disk");
     let socket = place.socket("s");
     for (least, most) in [("512", "64k"), ("4096", "1M"), ("65536", "1M")] {
-        fs::write(place.path("served"), &bytes).expect("written");
+        place.write("served", &bytes);
         let (least, most) = (
             format!("blocksize-minimum={least}"),
             format!("blocksize-maximum={most}"),
@@ -322,10 +297,10 @@ fn nbdkits_limits_on_blocks_are_kept() {
             "discard 6M 100k",
             "flush",
         ];
-        place.io("our qemu-io", &name, &commands);
+        place.raw_io("our qemu-io", &name, &commands);
         let commands = ["read -P 3 1000 70000", "read -P 0 4500000 300000"];
-        place.io("qemu-io", &name, &commands);
-        let served = fs::read(place.path("served")).expect("read");
+        place.raw_io("qemu-io", &name, &commands);
+        let served = place.read("served");
         assert!(served[..1000] == bytes[..1000]);
         assert!(served[71_000..4_500_000] == bytes[71_000..4_500_000]);
         assert!(served[4_800_000..6 << 20] == bytes[4_800_000..6 << 20]);
@@ -348,14 +323,11 @@ fn servers_of_every_age_are_understood() {
         let _server = place.serve("s", "nbdkit", &nbdkit(&socket, &words));
         let name = format!("nbd+unix://?socket={socket}");
         place.both("qemu-img", &["info", "-f", "raw", &name]);
-        place.good(
+        place.must(
             "our qemu-img",
             &["convert", "-f", "raw", "-O", "raw", &name, "copy"],
         );
-        assert!(
-            fs::read(place.path("copy")).expect("read") == bytes,
-            "{words:?}"
-        );
+        assert!(place.read("copy") == bytes, "{words:?}");
     }
 }
 
@@ -394,7 +366,7 @@ fn a_restarted_server_is_found_again() {
     let serve = || place.export("qemu-nbd", &["-f", "raw", "disk"]);
     let first = serve();
     let options = format!("driver=nbd,path={socket},reconnect-delay=20");
-    let mut client = Command::new(place.path("bin/qemu-io"))
+    let mut client = Command::new(place.own("qemu-io"))
         .args(["--image-opts", &options])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -420,5 +392,5 @@ fn a_restarted_server_is_found_again() {
     assert!(!out.contains("failed"), "{out}");
     assert!(out.contains("read 65536/65536"), "{out}");
     let commands = ["read -P 6 64k 64k", "read -P 5 0 64k"];
-    place.io("qemu-io", "disk", &commands);
+    place.raw_io("qemu-io", "disk", &commands);
 }

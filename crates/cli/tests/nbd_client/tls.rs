@@ -3,7 +3,9 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use super::{Place, Said};
+use vellum_testing::Said;
+
+use super::Place;
 
 const CA: &str = "cn = \"CA\"\nca\ncert_signing_key\nexpiration_days = 100\n";
 const SERVER: &str = "organization = \"Vellum\"\ncn = \"localhost\"\ndns_name = \"localhost\"\n\
@@ -29,10 +31,10 @@ fn certify(place: &Place, dir: &str, authority: &str, side: &str, template: &str
     let key = file(&format!("{side}-key.pem"));
     if !place.path(authority).exists() {
         let named = CA.replace("\"CA\"", &format!("\"{authority}\""));
-        fs::write(place.path("ca.cfg"), named).expect("written");
+        place.write("ca.cfg", named);
         let key = format!("{authority}.key");
-        place.good("certtool", &["--generate-privkey", "--outfile", &key]);
-        place.good(
+        place.must("certtool", &["--generate-privkey", "--outfile", &key]);
+        place.must(
             "certtool",
             &[
                 "--generate-self-signed",
@@ -46,9 +48,9 @@ fn certify(place: &Place, dir: &str, authority: &str, side: &str, template: &str
         );
     }
     fs::copy(place.path(authority), place.path(&file("ca-cert.pem"))).expect("copied");
-    fs::write(place.path("side.cfg"), template).expect("written");
-    place.good("certtool", &["--generate-privkey", "--outfile", &key]);
-    place.good(
+    place.write("side.cfg", template);
+    place.must("certtool", &["--generate-privkey", "--outfile", &key]);
+    place.must(
         "certtool",
         &[
             "--generate-certificate",
@@ -148,7 +150,7 @@ fn a_certificate_is_shown_only_where_it_may_be_taken() {
         let options = format!("driver=nbd,path={socket},tls-creds=c,tls-hostname=localhost");
         let words = ["info", "--object", &client, "--image-opts", &options];
         assert_eq!(place.run(pair.1, &words).code, Some(1), "{pair:?}");
-        let log = || fs::read_to_string(place.path("server.log")).expect("a log");
+        let log = || place.text("server.log");
         let deadline = Instant::now() + Duration::from_secs(10);
         while !log().contains('\n') && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));
@@ -279,7 +281,7 @@ fn much_goes_through_a_secured_connection() {
     );
     let socket = place.socket("s");
     for program in ["our qemu-nbd", "qemu-nbd"] {
-        fs::write(place.path("target"), vec![0xee; bytes.len()]).expect("written");
+        place.write("target", vec![0xee; bytes.len()]);
         let words = [
             "-f",
             "raw",
@@ -291,7 +293,7 @@ fn much_goes_through_a_secured_connection() {
         ];
         let _server = place.export(program, &words);
         let target = format!("driver=raw,file.driver=nbd,file.path={socket},file.tls-creds=c");
-        place.good(
+        place.must(
             "our qemu-img",
             &[
                 "convert",
@@ -305,11 +307,8 @@ fn much_goes_through_a_secured_connection() {
                 &target,
             ],
         );
-        assert!(
-            fs::read(place.path("target")).expect("read") == bytes,
-            "{program}"
-        );
-        place.good(
+        assert!(place.read("target") == bytes, "{program}");
+        place.must(
             "our qemu-img",
             &[
                 "convert",
@@ -322,10 +321,7 @@ fn much_goes_through_a_secured_connection() {
                 "back",
             ],
         );
-        assert!(
-            fs::read(place.path("back")).expect("read") == bytes,
-            "{program}"
-        );
+        assert!(place.read("back") == bytes, "{program}");
     }
 }
 
@@ -337,7 +333,7 @@ fn libnbd_and_nbdkit_agree() {
     certify(&place, "both", "ca", "client", CLIENT);
     share_key(&place, "both", "00");
     let socket = place.socket("s");
-    let folder = place.path("both").display().to_string();
+    let folder = place.name("both");
     let keys = format!("{folder}/keys.psk");
     let certificates =
         format!("nbds+unix:///?socket={socket}&tls-certificates={folder}&tls-hostname=localhost");
@@ -356,18 +352,15 @@ fn libnbd_and_nbdkit_agree() {
             "disk",
         ];
         let _server = place.export("our qemu-nbd", &words);
-        let said = place.good("nbdinfo", &["--size", uri]);
+        let said = place.must("nbdinfo", &["--size", uri]);
         assert_eq!(said.trim(), bytes.len().to_string(), "{kind}");
-        place.good("nbdcopy", &[uri, "copy"]);
-        assert!(
-            fs::read(place.path("copy")).expect("read") == bytes,
-            "{kind}"
-        );
+        place.must("nbdcopy", &[uri, "copy"]);
+        assert!(place.read("copy") == bytes, "{kind}");
         let script = format!(
             "import nbd; h = nbd.NBD(); h.set_uri_allow_local_file(True); \
              h.connect_uri('{uri}'); assert h.pread(4096, 0) == open('disk', 'rb').read(4096)"
         );
-        place.good("/usr/bin/python3", &["-c", &script]);
+        place.must("/usr/bin/python3", &["-c", &script]);
     }
     let pem = format!("--tls-certificates={folder}");
     let psk = format!("--tls-psk={keys}");
@@ -379,14 +372,11 @@ fn libnbd_and_nbdkit_agree() {
         all.extend(words);
         all.extend(["file", "disk"]);
         let _server = place.serve("s", "nbdkit", &all);
-        place.good(
+        place.must(
             "our qemu-img",
             &["convert", "-f", "raw", "-O", "raw", uri, "copy"],
         );
-        assert!(
-            fs::read(place.path("copy")).expect("read") == bytes,
-            "{uri}"
-        );
+        assert!(place.read("copy") == bytes, "{uri}");
     }
 }
 
@@ -396,8 +386,7 @@ fn libnbd_and_nbdkit_agree() {
 fn openssl_is_loaded_when_it_is_needed() {
     let program = env!("CARGO_BIN_EXE_vellum");
     let mut command = std::process::Command::new(program);
-    let libraries = crate::output(command.env("LD_TRACE_LOADED_OBJECTS", "1"));
-    let libraries = String::from_utf8_lossy(&libraries.stdout);
+    let libraries = Said::of(command.env("LD_TRACE_LOADED_OBJECTS", "1")).out;
     assert!(libraries.contains("libc.so"), "{libraries}");
     for name in ["libssl", "libcrypto"] {
         assert!(!libraries.contains(name), "{libraries}");

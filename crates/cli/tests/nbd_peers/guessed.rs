@@ -47,5 +47,5 @@ fn clients_cannot_make_a_guessed_raw_image_another_format() {
             assert_eq!(probe(&sector[0]), Probed::Raw, "round {round}");
         }
     });
-    served.terminate();
+    served.end();
 }

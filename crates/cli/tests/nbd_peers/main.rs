@@ -5,58 +5,34 @@ mod guessed;
 mod sockets;
 
 use std::fs;
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::ops::Deref;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tempfile::TempDir;
+use vellum_testing::{Folder, Running, Said, until};
+
+const VELLUM: &str = env!("CARGO_BIN_EXE_vellum");
 
 const SIZE_BYTES: usize = 8 << 20;
 
-/// Runs a program to its end; a missing one is an error that says what to do.
-fn output(command: &mut Command) -> Output {
-    let name = command.get_program().to_string_lossy().into_owned();
-    command.output().unwrap_or_else(|error| match error.kind() {
-        ErrorKind::NotFound => panic!("{name} is missing: run `cargo xtask setup`"),
-        _ => panic!("{name}: {error}"),
-    })
-}
+/// A folder with an image, and a pattern in it.
+struct Place(Folder);
 
-/// Runs a program that must succeed and returns what it prints.
-fn run(program: &str, words: &[&str]) -> String {
-    let done = output(Command::new(program).args(words));
-    let errors = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "{program} {words:?}: {errors}");
-    String::from_utf8_lossy(&done.stdout).into_owned()
-}
+impl Deref for Place {
+    type Target = Folder;
 
-/// A folder with an image, a pattern in it, and `qemu-nbd` as a name of ours.
-struct Place {
-    folder: TempDir,
+    fn deref(&self) -> &Folder {
+        &self.0
+    }
 }
 
 impl Place {
     fn new() -> Self {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let link = folder.path().join("qemu-nbd");
-        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_vellum"), link).expect("a link");
-        let place = Place { folder };
-        fs::write(place.path("disk.raw"), pattern()).expect("write the image");
-        let (raw, qcow2) = (place.name("disk.raw"), place.name("disk.qcow2"));
-        run(
-            "qemu-img",
-            &["convert", "-f", "raw", "-O", "qcow2", &raw, &qcow2],
-        );
+        let place = Place(Folder::new(VELLUM));
+        place.write("disk.raw", pattern());
+        place.img("convert -f raw -O qcow2 disk.raw disk.qcow2");
         place
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn name(&self, name: &str) -> String {
-        self.path(name).to_string_lossy().into_owned()
     }
 
     fn uri(&self) -> String {
@@ -64,72 +40,24 @@ impl Place {
     }
 
     fn server(&self) -> Command {
-        let mut command = Command::new(self.path("qemu-nbd"));
-        command.current_dir(self.folder.path());
-        command
+        self.command("our qemu-nbd", "")
     }
 
     /// Serves an image on the socket, ready for clients.
-    fn serve(&self, words: &[&str]) -> Served {
+    fn serve(&self, words: &[&str]) -> Running {
         let mut command = self.server();
         command.arg("-k").arg(self.path("socket")).args(words);
-        let child = command
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("start the server");
-        let mut served = Served(Some(child));
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while !self.path("socket").exists() {
-            assert!(Instant::now() < deadline, "no socket in time");
-            if let Some(child) = &mut served.0
-                && let Ok(Some(status)) = child.try_wait()
-            {
-                panic!("the server ended with {status}");
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let mut served = Running::start(command.stderr(Stdio::null()));
+        until("a socket", || {
+            assert!(!served.has_ended(), "{words:?}");
+            self.has("socket")
+        });
         served
     }
 
     /// What the program answers to a command line that it refuses.
     fn refusal(&self, words: &[&str]) -> String {
-        let done = output(self.server().args(words));
-        assert_eq!(done.status.code(), Some(1), "{words:?}");
-        String::from_utf8_lossy(&done.stderr).into_owned()
-    }
-}
-
-/// A running server.
-struct Served(Option<Child>);
-
-impl Served {
-    fn signal(&self, name: &str) {
-        if let Some(child) = &self.0 {
-            run("kill", &["-s", name, &child.id().to_string()]);
-        }
-    }
-
-    /// Waits for the end of the server and checks that it is a good one.
-    fn wait(mut self) {
-        let child = self.0.take().expect("waited for once");
-        let done = child.wait_with_output().expect("wait for the server");
-        let errors = String::from_utf8_lossy(&done.stderr);
-        assert!(done.status.success(), "{}: {errors}", done.status);
-    }
-
-    fn terminate(self) {
-        self.signal("TERM");
-        self.wait();
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        if let Some(mut child) = self.0.take() {
-            // Only after a failed test; it may be gone.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        self.refused("our qemu-nbd", words)
     }
 }
 
@@ -163,15 +91,11 @@ fn nbdinfo_and_qemu_see_the_same_export_as_of_qemu_nbd() {
         ],
     ] {
         let served = place.serve(words);
-        let ours = run("qemu-nbd", &["-L", "-k", &place.name("socket")]);
-        let list = output(place.server().args(["-L", "-k"]).arg(place.path("socket")));
-        assert_eq!(
-            String::from_utf8_lossy(&list.stdout),
-            ours,
-            "both listings agree"
-        );
-        served.terminate();
-        assert!(!place.path("socket").exists());
+        let ours = place.must("qemu-nbd", &["-L", "-k", &place.name("socket")]);
+        let list = Said::of(place.server().args(["-L", "-k"]).arg(place.path("socket")));
+        assert_eq!(list.out, ours, "both listings agree");
+        served.end();
+        assert!(!place.has("socket"));
 
         let pid_file = place.name("pid");
         let socket = place.name("socket");
@@ -179,12 +103,12 @@ fn nbdinfo_and_qemu_see_the_same_export_as_of_qemu_nbd() {
         let mut theirs = words.to_vec();
         theirs.pop();
         theirs.extend(["-k", &socket, "--fork", "--pid-file", &pid_file, &image]);
-        run("qemu-nbd", &theirs);
-        let expected = run("qemu-nbd", &["-L", "-k", &socket]);
+        place.must("qemu-nbd", &theirs);
+        let expected = place.must("qemu-nbd", &["-L", "-k", &socket]);
         let pid = fs::read_to_string(&pid_file).expect("read the pid");
-        run("kill", &[pid.trim()]);
+        place.must("kill", &[pid.trim()]);
         assert_eq!(ours, expected);
-        while place.path("socket").exists() {
+        while place.has("socket") {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -194,7 +118,7 @@ fn nbdinfo_and_qemu_see_the_same_export_as_of_qemu_nbd() {
 fn nbdinfo_maps_data_and_holes() {
     let place = Place::new();
     let served = place.serve(&["-t", "-e", "4", "-f", "qcow2", "disk.qcow2"]);
-    let map = run("nbdinfo", &["--map", &place.uri()]);
+    let map = place.must("nbdinfo", &["--map", &place.uri()]);
     let fields: Vec<Vec<&str>> = map
         .lines()
         .map(|line| line.split_whitespace().collect())
@@ -205,29 +129,26 @@ fn nbdinfo_maps_data_and_holes() {
         ["5242880", "3145728", "0", "data"],
     ];
     assert_eq!(fields, expected);
-    served.terminate();
+    served.end();
 }
 
 #[test]
 fn bitmaps_are_shown_as_by_qemu_nbd() {
     let place = Place::new();
     let image = place.name("disk.qcow2");
-    run("qemu-img", &["bitmap", "--add", "-g", "64k", &image, "b"]);
-    run(
+    place.img(&["bitmap", "--add", "-g", "64k", &image, "b"]);
+    place.must(
         "qemu-io",
         &["-c", "write 1M 100k", "-c", "discard 7M 64k", &image],
     );
-    run(
-        "qemu-img",
-        &["bitmap", "--add", "--disable", &image, "still"],
-    );
-    run("qemu-img", &["bitmap", "--merge", "b", &image, "still"]);
+    place.img(&["bitmap", "--add", "--disable", &image, "still"]);
+    place.img(&["bitmap", "--merge", "b", &image, "still"]);
     let words = ["-r", "-f", "qcow2", "-B", "b", "-B", "still", &image];
-    let ours = place.name("qemu-nbd");
+    let ours = place.own("qemu-nbd").display().to_string();
     let ask = |server: &str, question: &str| {
         let mut all = vec![question, "--", "[", server];
         all.extend(words);
-        run("nbdinfo", &[&all[..], &["]"]].concat())
+        place.must("nbdinfo", &[&all[..], &["]"]].concat())
     };
     for question in ["--map=qemu:dirty-bitmap:b", "--map=qemu:dirty-bitmap:still"] {
         let map = ask("qemu-nbd", question);
@@ -252,11 +173,8 @@ fn bitmaps_are_shown_as_by_qemu_nbd() {
             &place.name("socket"),
             &image,
         ];
-        let theirs = output(Command::new("qemu-nbd").args(words));
-        assert_eq!(
-            place.refusal(&words),
-            String::from_utf8_lossy(&theirs.stderr)
-        );
+        let theirs = Said::of(Command::new("qemu-nbd").args(words));
+        assert_eq!(place.refusal(&words), theirs.err);
     }
 }
 
@@ -264,10 +182,10 @@ fn bitmaps_are_shown_as_by_qemu_nbd() {
 fn a_bitmap_is_asked_while_the_guest_writes() {
     let place = Place::new();
     let image = place.name("disk.qcow2");
-    run("qemu-img", &["bitmap", "--add", "-g", "64k", &image, "b"]);
+    place.img(&["bitmap", "--add", "-g", "64k", &image, "b"]);
     let served = place.serve(&["-t", "-e", "4", "-f", "qcow2", "-B", "b", "disk.qcow2"]);
     let dirty = || {
-        let map = run("nbdinfo", &["--map=qemu:dirty-bitmap:b", &place.uri()]);
+        let map = place.must("nbdinfo", &["--map=qemu:dirty-bitmap:b", &place.uri()]);
         let lines = map.lines().filter(|line| line.ends_with("dirty"));
         let words = lines.map(|line| {
             line.split_whitespace()
@@ -278,15 +196,15 @@ fn a_bitmap_is_asked_while_the_guest_writes() {
         words.collect::<Vec<_>>()
     };
     assert!(dirty().is_empty());
-    run("qemu-io", &["-f", "raw", "-c", "write 3M 4k", &place.uri()]);
+    place.must("qemu-io", &["-f", "raw", "-c", "write 3M 4k", &place.uri()]);
     assert_eq!(dirty(), ["3145728 65536"]);
-    run(
+    place.must(
         "qemu-io",
         &["-f", "raw", "-c", "write -z 3211264 64k", &place.uri()],
     );
     assert_eq!(dirty(), ["3145728 131072"]);
-    served.terminate();
-    let info = run("qemu-img", &["info", &image]);
+    served.end();
+    let info = place.img(&["info", &image]);
     assert!(!info.contains("in-use"), "{info}");
 }
 
@@ -296,48 +214,36 @@ fn copies_out_and_in_are_exact() {
     for (format, image) in [("raw", "disk.raw"), ("qcow2", "disk.qcow2")] {
         let served = place.serve(&["-t", "-e", "8", "-f", format, image]);
         let (uri, out) = (place.uri(), place.name("out"));
-        run("nbdcopy", &[&uri, &out]);
+        place.must("nbdcopy", &[&uri, &out]);
         assert!(
             fs::read(&out).expect("read the copy") == pattern(),
             "nbdcopy from {format}"
         );
-        run(
-            "qemu-img",
-            &["convert", "-f", "raw", "-O", "raw", &uri, &out],
-        );
+        place.img(&["convert", "-f", "raw", "-O", "raw", &uri, &out]);
         assert!(
             fs::read(&out).expect("read the copy") == pattern(),
             "convert from {format}"
         );
-        run(
-            "qemu-img",
-            &["compare", "-f", "raw", "-F", "raw", &uri, &out],
-        );
+        place.img(&["compare", "-f", "raw", "-F", "raw", &uri, &out]);
 
         let mut other = pattern();
         other.reverse();
-        fs::write(place.path("other"), &other).expect("write");
-        run("nbdcopy", &["--flush", &place.name("other"), &uri]);
-        run(
-            "qemu-img",
-            &[
-                "compare",
-                "-f",
-                "raw",
-                "-F",
-                "raw",
-                &uri,
-                &place.name("other"),
-            ],
-        );
-        served.terminate();
+        place.write("other", &other);
+        place.must("nbdcopy", &["--flush", &place.name("other"), &uri]);
+        place.img(&[
+            "compare",
+            "-f",
+            "raw",
+            "-F",
+            "raw",
+            &uri,
+            &place.name("other"),
+        ]);
+        served.end();
         let (image, other) = (place.name(image), place.name("other"));
-        run(
-            "qemu-img",
-            &["compare", "-f", format, "-F", "raw", &image, &other],
-        );
+        place.img(&["compare", "-f", format, "-F", "raw", &image, &other]);
         if format == "qcow2" {
-            run("qemu-img", &["check", "-q", &image]);
+            place.img(&["check", "-q", &image]);
         }
     }
 }
@@ -365,10 +271,10 @@ fn qemu_io_writes_zeroes_discards_and_flushes() {
         words.extend(["-c", command]);
     }
     words.push(&uri);
-    let text = run("qemu-io", &words);
+    let text = place.must("qemu-io", &words);
     assert!(!text.contains("Pattern verification failed"), "{text}");
-    served.terminate();
-    run("qemu-img", &["check", "-q", &place.name("disk.qcow2")]);
+    served.end();
+    place.img(&["check", "-q", &place.name("disk.qcow2")]);
 }
 
 #[test]
@@ -376,7 +282,7 @@ fn fio_verifies_what_it_wrote_over_several_connections() {
     let place = Place::new();
     let served = place.serve(&["-t", "-e", "4", "--cache=none", "-f", "qcow2", "disk.qcow2"]);
     let uri = format!("--uri={}", place.uri());
-    run(
+    place.must(
         "fio",
         &[
             "--name=j",
@@ -394,8 +300,8 @@ fn fio_verifies_what_it_wrote_over_several_connections() {
             "--verify_state_save=0",
         ],
     );
-    served.terminate();
-    run("qemu-img", &["check", "-q", &place.name("disk.qcow2")]);
+    served.end();
+    place.img(&["check", "-q", &place.name("disk.qcow2")]);
 }
 
 #[test]
@@ -421,8 +327,8 @@ except nbd.Error as error:
     assert error.errno == "EPERM", error
 h.shutdown()
 "#;
-    run("/usr/bin/python3", &["-c", script, &place.uri()]);
-    served.terminate();
+    place.must("/usr/bin/python3", &["-c", script, &place.uri()]);
+    served.end();
 }
 
 #[test]
@@ -431,23 +337,19 @@ fn fork_returns_when_clients_can_connect_and_signals_end_it_in_order() {
     let mut command = place.server();
     command.args(["--fork", "-t", "--pid-file", "pid", "-f", "qcow2", "-k"]);
     command.arg(place.path("socket")).arg("disk.qcow2");
-    let done = output(&mut command);
-    assert!(
-        done.status.success(),
-        "{}",
-        String::from_utf8_lossy(&done.stderr)
-    );
+    let done = Said::of(&mut command);
+    assert_eq!(done.code, Some(0), "{}", done.err);
     let uri = place.uri();
-    run("qemu-io", &["-f", "raw", "-c", "write -P 5 0 64k", &uri]);
-    let pid = fs::read_to_string(place.path("pid")).expect("read the pid");
-    run("kill", &["-s", "HUP", pid.trim()]);
+    place.must("qemu-io", &["-f", "raw", "-c", "write -P 5 0 64k", &uri]);
+    let pid = place.text("pid");
+    place.must("kill", &["-s", "HUP", pid.trim()]);
     let deadline = Instant::now() + Duration::from_secs(20);
     while Path::new("/proc").join(pid.trim()).exists() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert!(!place.path("socket").exists());
+    assert!(!place.has("socket"));
     let image = place.name("disk.qcow2");
-    run("qemu-io", &["-f", "qcow2", "-c", "read -P 5 0 64k", &image]);
+    place.must("qemu-io", &["-f", "qcow2", "-c", "read -P 5 0 64k", &image]);
 
     // A child that cannot start makes its parent fail, with the reason.
     let text = place.refusal(&["--fork", "-f", "qcow2", "nope"]);
@@ -461,8 +363,8 @@ fn fork_returns_when_clients_can_connect_and_signals_end_it_in_order() {
 fn the_server_leaves_with_its_last_client() {
     let place = Place::new();
     let served = place.serve(&["-f", "raw", "disk.raw"]);
-    run("qemu-img", &["info", &place.uri()]);
-    served.wait();
+    place.img(&["info", &place.uri()]);
+    served.wait_for_success();
 }
 
 #[test]
@@ -495,16 +397,12 @@ fn refusals_are_those_of_qemu_nbd() {
             .split(' ')
             .map(|word| if word == "SOCKET" { &socket } else { word })
             .collect();
-        let theirs = output(
+        let theirs = Said::of(
             Command::new("qemu-nbd")
-                .current_dir(place.folder.path())
+                .current_dir(place.root())
                 .args(&words),
         );
-        assert_eq!(
-            place.refusal(&words),
-            String::from_utf8_lossy(&theirs.stderr),
-            "{words:?}"
-        );
+        assert_eq!(place.refusal(&words), theirs.err, "{words:?}");
     }
 }
 
@@ -513,21 +411,16 @@ fn a_part_of_an_image_is_served() {
     let place = Place::new();
     let served = place.serve(&["-t", "-r", "-o", "0x100000", "-f", "raw", "disk.raw"]);
     let out = place.name("out");
-    run("nbdcopy", &[&place.uri(), &out]);
+    place.must("nbdcopy", &[&place.uri(), &out]);
     assert!(fs::read(&out).expect("read the copy") == pattern()[1 << 20..]);
-    served.terminate();
+    served.end();
 }
 
 /// Runs the server in a shell that sets `LISTEN_PID` to the server's own.
-fn activated(place: &Place, redirection: &str) -> Output {
-    let script =
-        format!("LISTEN_PID=$$ LISTEN_FDS=1 exec ./qemu-nbd -f raw disk.raw {redirection}");
-    let mut command = Command::new("bash");
-    output(
-        command
-            .current_dir(place.folder.path())
-            .args(["-c", &script]),
-    )
+fn activated(place: &Place, redirection: &str) -> Said {
+    let server = place.own("qemu-nbd").display().to_string();
+    let serve = format!("exec {server} -f raw disk.raw {redirection}");
+    place.shell(&format!("LISTEN_PID=$$ LISTEN_FDS=1 {serve}"))
 }
 
 #[test]
@@ -541,8 +434,8 @@ fn a_socket_that_was_promised_must_be_there_and_be_a_socket() {
         ("3</dev/null", "Socket operation on non-socket"),
     ] {
         let done = activated(&place, redirection);
-        let text = String::from_utf8_lossy(&done.stderr);
-        assert_eq!(done.status.code(), Some(1), "{text}");
+        let text = done.err;
+        assert_eq!(done.code, Some(1), "{text}");
         assert!(
             text.contains("ocket activation") && text.contains(reason),
             "{text}"

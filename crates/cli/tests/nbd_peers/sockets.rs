@@ -20,20 +20,20 @@ fn a_second_server_leaves_a_live_socket_alone() {
     ];
     for words in second {
         let mut command = Command::new(program);
-        let done = output(command.current_dir(place.folder.path()).args(*words));
-        let said = String::from_utf8_lossy(&done.stderr).into_owned();
-        assert_eq!(done.status.code(), Some(1), "{words:?}: {said}");
+        let done = Said::of(command.current_dir(place.root()).args(*words));
+        let said = done.err;
+        assert_eq!(done.code, Some(1), "{words:?}: {said}");
         assert!(said.contains("a server listens there"), "{words:?}: {said}");
     }
-    run("qemu-img", &["info", &place.uri()]);
-    served.terminate();
+    place.img(&["info", &place.uri()]);
+    served.end();
 
     // What is no socket stays too.
     let file = place.name("disk.raw");
     let words = ["nbd", "-k", &file, "-f", "qcow2", "disk.qcow2"];
     let mut command = Command::new(program);
-    let done = output(command.current_dir(place.folder.path()).args(words));
-    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    let done = Said::of(command.current_dir(place.root()).args(words));
+    let said = done.err;
     assert!(said.contains("it is no socket"), "{said}");
     assert!(fs::read(&file).expect("still there") == pattern());
 }
@@ -42,22 +42,11 @@ fn a_second_server_leaves_a_live_socket_alone() {
 fn the_socket_of_a_dead_server_is_replaced() {
     let place = Place::new();
     let served = place.serve(&["-t", "-f", "raw", "disk.raw"]);
-    served.signal("KILL");
+    served.signal("-KILL");
     drop(served);
-    assert!(place.path("socket").exists());
-    let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
-    let child = command
-        .args([
-            "nbd",
-            "-k",
-            &place.name("socket"),
-            "-f",
-            "qcow2",
-            &place.name("disk.qcow2"),
-        ])
-        .spawn()
-        .expect("a server");
-    let served = Served(Some(child));
+    assert!(place.has("socket"));
+    let words = format!("nbd -k {} -f qcow2 disk.qcow2", place.name("socket"));
+    let served = place.start("vellum", &words);
     let deadline = Instant::now() + Duration::from_secs(30);
     let socket = place.path("socket");
     // The dead server's socket may let a client in for a moment, but it greets nobody.
@@ -69,6 +58,6 @@ fn the_socket_of_a_dead_server_is_replaced() {
         std::thread::sleep(Duration::from_millis(5));
     }
     // The first client that chose the export ends it.
-    run("qemu-img", &["info", &place.uri()]);
-    served.wait();
+    place.img(&["info", &place.uri()]);
+    served.wait_for_success();
 }

@@ -2,56 +2,40 @@
 
 mod fake;
 
-use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::net::TcpStream;
+use std::ops::Deref;
+use std::process::Stdio;
+use std::time::Duration;
 
 use fake::{Answer, Fake};
 use sha2::{Digest, Sha256};
-use tempfile::TempDir;
+use vellum_testing::{Folder, Running, until};
 
 const VELLUM: &str = env!("CARGO_BIN_EXE_vellum");
 
-struct Place(TempDir);
+struct Place(Folder);
+
+impl Deref for Place {
+    type Target = Folder;
+
+    fn deref(&self) -> &Folder {
+        &self.0
+    }
+}
 
 impl Place {
     fn new() -> Place {
-        Place(tempfile::tempdir().expect("a folder"))
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn command(&self, line: &str) -> Command {
-        let mut command = Command::new("bash");
-        command.args(["-c", &format!("set -o pipefail; {line}")]);
-        command.current_dir(self.0.path()).stdin(Stdio::null());
-        command.env("VELLUM", VELLUM).env("LC_ALL", "C");
-        command
-    }
-
-    fn output(&self, line: &str) -> Output {
-        self.command(line).output().expect("bash")
-    }
-
-    #[track_caller]
-    fn done(&self, line: &str) -> String {
-        let output = self.output(line);
-        assert!(output.status.success(), "{line}: {output:?}");
-        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        Place(Folder::new(VELLUM))
     }
 
     /// What a line that must fail with exit code 1 says. No target is left, and nothing half written.
     #[track_caller]
     fn fails(&self, line: &str) -> String {
-        let output = self.output(line);
-        assert_eq!(output.status.code(), Some(1), "{line}: {output:?}");
-        assert!(!self.path("got").exists(), "{line}");
-        let names = std::fs::read_dir(self.0.path()).unwrap().flatten();
-        let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let said = self.0.fails(line);
+        assert!(!self.has("got"), "{line}");
+        let mut names = self.names().into_iter();
         assert!(!names.any(|name| name.starts_with(".vellum")), "{line}");
-        String::from_utf8_lossy(&output.stderr).into_owned()
+        said
     }
 
     /// A disk with noise and zeroes.
@@ -65,16 +49,8 @@ impl Place {
 
 /// A registry that is ended when it is dropped.
 struct Registry {
-    child: Child,
+    _process: Running,
     port: u16,
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Registry {
@@ -88,20 +64,16 @@ impl Registry {
              http: {{addr: '127.0.0.1:{port}'}}\n",
             root.display()
         );
-        std::fs::write(place.path("registry.yml"), text).expect("a file");
-        let child = Command::new("docker-registry")
-            .arg("serve")
-            .arg(place.path("registry.yml"))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("docker-registry: run `cargo xtask setup`");
-        let start = Instant::now();
-        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(start.elapsed() < Duration::from_secs(60), "no registry");
-            std::thread::sleep(Duration::from_millis(20));
+        place.write("registry.yml", text);
+        let mut command = place.command("docker-registry", "serve registry.yml");
+        let process = Running::start(command.stdout(Stdio::null()).stderr(Stdio::null()));
+        until("a registry", || {
+            TcpStream::connect(("127.0.0.1", port)).is_ok()
+        });
+        Registry {
+            _process: process,
+            port,
         }
-        Registry { child, port }
     }
 }
 
@@ -148,8 +120,8 @@ fn a_disk_goes_to_a_registry_and_comes_back() {
     place.done(&format!(
         "$VELLUM oci pull -q --plain-http {image} got && cmp raw got"
     ));
-    let said = place.output(&format!("$VELLUM oci pull --plain-http {image} got"));
-    assert!(String::from_utf8_lossy(&said.stderr).contains("--force replaces it"));
+    let said = place.shell(&format!("$VELLUM oci pull --plain-http {image} got"));
+    assert!(said.err.contains("--force replaces it"));
     place.done(&format!(
         "$VELLUM oci pull -q --plain-http --force {image}:gzip got && cmp disk got"
     ));
@@ -473,20 +445,9 @@ fn a_pull_that_is_killed_leaves_no_disk() {
     let fake = with_layer(&layer);
     let blob = format!("/v2/a/b/blobs/{}", digest(&layer));
     fake.put(&blob, Answer::ok(layer.as_slice()).stalls_after(1_000_000));
-    let mut child = place
-        .command(&format!("exec {}", pull(&fake)))
-        .spawn()
-        .unwrap();
-    let start = Instant::now();
-    while fake.asked(&blob).is_empty() {
-        assert!(
-            start.elapsed() < Duration::from_secs(60),
-            "nothing is asked for"
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let pull = place.start_shell(&format!("exec {}", pull(&fake)));
+    until("a request", || !fake.asked(&blob).is_empty());
     std::thread::sleep(Duration::from_millis(200));
-    child.kill().unwrap();
-    child.wait().unwrap();
+    pull.kill();
     assert!(!place.path("got").exists());
 }

@@ -2,22 +2,11 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
-use crate::place::{Place, output};
+use vellum_testing::{Running, Said, until};
 
-/// A process that is killed when it is dropped.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use crate::place::Place;
 
 /// Whom a cluster asks for a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,8 +18,8 @@ pub enum Access {
 
 /// A running cluster, with a pool `rbd`.
 pub struct Ceph {
-    _monitor: Killed,
-    _disk: Killed,
+    _monitor: Running,
+    _disk: Running,
     pub conf: String,
     pub monitor_port: u16,
 }
@@ -52,7 +41,7 @@ fn free_ports() -> u16 {
     panic!("no two free ports");
 }
 
-fn start(program: &str, words: &[&str]) -> Killed {
+fn start(program: &str, words: &[&str]) -> Running {
     let child = Command::new(program)
         .arg("-f")
         .args(words)
@@ -61,14 +50,16 @@ fn start(program: &str, words: &[&str]) -> Killed {
         .stderr(Stdio::null())
         .spawn();
     let message = format!("{program} is missing: run `cargo xtask setup`");
-    Killed(child.expect(&message))
+    Running {
+        child: child.expect(&message),
+    }
 }
 
 fn run(program: &str, words: &[&str]) -> String {
-    let done = output(Command::new(program).args(words));
-    let said = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "{program} {words:?}: {said}");
-    String::from_utf8_lossy(&done.stdout).into_owned()
+    let done = Said::of(Command::new(program).args(words));
+    let said = done.err;
+    assert!(done.code == Some(0), "{program} {words:?}: {said}");
+    done.out
 }
 
 /// The keys that there have to be before anybody can be asked for one: the monitor's and the administrator's.
@@ -103,11 +94,9 @@ impl Ceph {
     pub fn start(place: &Place, access: Access) -> Ceph {
         let ceph = (0..5).find_map(|number| Self::try_start(place, access, number));
         let ceph = ceph.expect("a monitor that answers");
-        let until = Instant::now() + Duration::from_secs(120);
-        while !run("ceph", &["-c", &ceph.conf, "osd", "stat"]).contains("1 up") {
-            assert!(Instant::now() < until, "the disk does not come up");
-            thread::sleep(Duration::from_millis(100));
-        }
+        until("the disk does not come up", || {
+            run("ceph", &["-c", &ceph.conf, "osd", "stat"]).contains("1 up")
+        });
         run(
             "ceph",
             &["-c", &ceph.conf, "osd", "pool", "create", "rbd", "8", "8"],
@@ -165,9 +154,9 @@ impl Ceph {
         let monitor = start("ceph-mon", &["-i", "a", "-c", &conf]);
         let disk = uuid();
         let ask = ["--connect-timeout", "40", "-c", &conf, "osd", "new", &disk];
-        let done = output(Command::new("ceph").args(ask));
-        if !done.status.success() {
-            eprintln!("{}", String::from_utf8_lossy(&done.stderr));
+        let done = Said::of(Command::new("ceph").args(ask));
+        if done.code != Some(0) {
+            eprintln!("{}", done.err);
             return None;
         }
         if access == Access::Keys {
@@ -209,7 +198,7 @@ impl Ceph {
 
     /// What an image holds, as Ceph's tool tells it.
     pub fn content(&self, place: &Place, image: &str) -> Vec<u8> {
-        let file = place.path("exported").display().to_string();
+        let file = place.name("exported");
         let _ = fs::remove_file(&file);
         self.rbd(&["export", "--no-progress", image, &file]);
         fs::read(file).expect("a file")

@@ -10,7 +10,7 @@ fn bare_configuration(place: &Place, ceph: &Ceph) -> String {
     let text = fs::read_to_string(&ceph.conf).expect("a configuration");
     let kept = text.lines().filter(|line| !line.starts_with("keyring"));
     let kept: Vec<_> = kept.take_while(|line| !line.starts_with("[osd]")).collect();
-    let nowhere = place.path("nowhere").display().to_string();
+    let nowhere = place.name("nowhere");
     let bare = place.path("bare.conf");
     fs::write(&bare, kept.join("\n") + &format!("\nkeyring = {nowhere}\n")).expect("a file");
     bare.display().to_string()
@@ -31,7 +31,7 @@ fn who_asks_needs_the_key() {
     ceph.rbd(&["create", "--size", "16M", "disk"]);
     let bare = bare_configuration(&place, &ceph);
     // Ceph tells keys in base64; a secret may be read so.
-    fs::write(place.path("key"), &key).expect("a file");
+    place.write("key", &key);
     let object = "secret,id=key,file=key,format=base64";
     let with_key = r#","user":"vm","key-secret":"key""#;
     let disk = node(&bare, "disk", with_key);
@@ -41,7 +41,7 @@ fn who_asks_needs_the_key() {
             format!("read -P {pattern} 0 1M"),
         );
         let words = ["--object", object, "-c", &write, "-c", &read, &disk];
-        let said = place.good(program, &words);
+        let said = place.must(program, &words);
         assert!(
             said.contains("read 1048576/1048576 bytes"),
             "{program}: {said}"
@@ -52,7 +52,7 @@ fn who_asks_needs_the_key() {
     let named = format!(
         r#"{with_key},"server":[{{"host":"127.0.0.1","port":"{port}"}}],"auth-client-required":["cephx"]"#
     );
-    let keyring = place.path("vm.keyring").display().to_string();
+    let keyring = place.name("vm.keyring");
     fs::write(&keyring, format!("[client.vm]\nkey = {key}\n")).expect("a file");
     let read = ["-r", "-c", "read -P 2 0 1M"];
     for words in [
@@ -64,7 +64,7 @@ fn who_asks_needs_the_key() {
         ],
         vec!["-f", "raw", &ceph.name("disk")],
     ] {
-        let said = place.good("our qemu-io", &[&read[..], &words].concat());
+        let said = place.must("our qemu-io", &[&read[..], &words].concat());
         assert!(
             said.contains("read 1048576/1048576 bytes"),
             "{words:?}: {said}"
@@ -77,8 +77,8 @@ fn who_asks_needs_the_key() {
 fn who_has_no_good_key_is_told(place: &Place, ceph: &Ceph, bare: &str) {
     // A key of somebody else's.
     let other = ceph.add_user("other", "profile rbd pool=other");
-    fs::write(place.path("wrong"), &other).expect("a file");
-    fs::write(place.path("nonsense"), "no key").expect("a file");
+    place.write("wrong", &other);
+    place.write("nonsense", "no key");
     let keys =
         "(is it the key of this user? see the options 'user' and 'key-secret', and the keyring)";
     let nowhere = "see the options 'key-secret' and 'conf'";
@@ -110,7 +110,7 @@ fn who_has_no_good_key_is_told(place: &Place, ceph: &Ceph, bare: &str) {
         let said = place.run("our qemu-img", &["info", "--object", &object, &image]);
         assert_eq!(said.code, Some(1), "{file}: {image}");
         assert!(said.err.contains(message), "{file}: {image}: {}", said.err);
-        let key = fs::read_to_string(place.path("key")).expect("a key");
+        let key = place.text("key");
         assert!(
             !said.err.contains(&key) && !said.err.contains(&other),
             "{}",

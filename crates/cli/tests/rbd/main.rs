@@ -11,8 +11,8 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+
+use vellum_testing::until;
 
 use ceph::{Access, Ceph};
 use place::Place;
@@ -27,15 +27,9 @@ fn images_lie_on_ceph() {
         "write -P 2 20M 3M",
         "disk.qcow2",
     ];
-    place.good(
-        "qemu-img",
-        &["create", "-q", "-f", "qcow2", "disk.qcow2", "64M"],
-    );
-    place.good("qemu-io", &write);
-    place.good(
-        "qemu-img",
-        &["convert", "-O", "raw", "disk.qcow2", "disk.raw"],
-    );
+    place.img("create -q -f qcow2 disk.qcow2 64M");
+    place.must("qemu-io", &write);
+    place.img("convert -O raw disk.qcow2 disk.raw");
     let ceph = Ceph::start(&place, Access::Everybody);
     images_are_copied_both_ways(&place, &ceph);
     what_is_written_is_what_is_read(&place, &ceph);
@@ -53,42 +47,38 @@ fn images_lie_on_ceph() {
 
 /// Has our `qemu-nbd` serve an image; where to find it.
 fn serve(place: &Place, words: &[&str]) -> (Child, String) {
-    let socket = place.path("socket").display().to_string();
-    let server = Command::new(place.path("bin/qemu-nbd"))
+    let socket = place.name("socket");
+    let server = Command::new(place.own("qemu-nbd"))
         .args(["-k", &socket])
         .args(words)
-        .current_dir(place.folder.path())
+        .current_dir(place.root())
         .stdout(Stdio::null())
         .spawn();
     let server = server.expect("our qemu-nbd");
-    let until = Instant::now() + Duration::from_secs(30);
-    while !place.path("socket").exists() {
-        assert!(Instant::now() < until, "no socket");
-        thread::sleep(Duration::from_millis(10));
-    }
+    until("a socket", || place.has("socket"));
     (server, format!("nbd+unix://?socket={socket}"))
 }
 
 fn images_are_copied_both_ways(place: &Place, ceph: &Ceph) {
-    let disk = fs::read(place.path("disk.raw")).expect("a file");
+    let disk = place.read("disk.raw");
     for format in ["raw", "qcow2"] {
         let far = ceph.name(format);
-        place.good(
+        place.must(
             "our qemu-img",
             &["convert", "-O", format, "disk.qcow2", &far],
         );
         for program in ["qemu-img", "our qemu-img"] {
             let compare = ["compare", "-F", format, "disk.qcow2", &far];
-            assert_eq!(place.good(program, &compare), "Images are identical.\n");
+            assert_eq!(place.must(program, &compare), "Images are identical.\n");
         }
-        place.good(
+        place.must(
             "our qemu-img",
             &["convert", "-f", format, "-O", "raw", &far, "back"],
         );
-        assert!(fs::read(place.path("back")).expect("a file") == disk);
+        assert!(place.read("back") == disk);
     }
     assert!(ceph.content(place, "raw") == disk);
-    place.good("qemu-img", &["check", "-q", &ceph.name("qcow2")]);
+    place.img(&["check", "-q", &ceph.name("qcow2")]);
     let error = place.run(
         "our qemu-img",
         &["convert", "disk.qcow2", &ceph.name("raw")],
@@ -98,7 +88,7 @@ fn images_are_copied_both_ways(place: &Place, ceph: &Ceph) {
         "{}",
         error.err
     );
-    place.good(
+    place.must(
         "our qemu-img",
         &["convert", "-n", "disk.qcow2", &ceph.name("raw")],
     );
@@ -107,7 +97,7 @@ fn images_are_copied_both_ways(place: &Place, ceph: &Ceph) {
 
 fn what_is_written_is_what_is_read(place: &Place, ceph: &Ceph) {
     let far = ceph.name("raw");
-    let mut model = fs::read(place.path("disk.raw")).expect("a file");
+    let mut model = place.read("disk.raw");
     let mut random = fastrand::Rng::with_seed(7);
     for _ in 0..4 {
         let mut words = vec!["-f", "raw", "-d", "unmap", &far]
@@ -136,14 +126,14 @@ fn what_is_written_is_what_is_read(place: &Place, ceph: &Ceph) {
             }
         }
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let said = place.good("our qemu-io", &words);
+        let said = place.must("our qemu-io", &words);
         assert!(!said.contains("failed"), "{said}");
         assert!(ceph.content(place, "raw") == model);
-        place.good(
+        place.must(
             "our qemu-img",
             &["convert", "-f", "raw", "-O", "raw", &far, "copy"],
         );
-        assert!(fs::read(place.path("copy")).expect("a file") == model);
+        assert!(place.read("copy") == model);
     }
     // A whole object that is given back reads as zeroes.
     let words = [
@@ -157,7 +147,7 @@ fn what_is_written_is_what_is_read(place: &Place, ceph: &Ceph) {
         "read -P 0 8M 4M",
         &far,
     ];
-    let said = place.good("our qemu-io", &words);
+    let said = place.must("our qemu-io", &words);
     assert!(!said.contains("failed"), "{said}");
 }
 
@@ -165,21 +155,20 @@ fn holes_are_told_as_qemu_tells_them(place: &Place, ceph: &Ceph) {
     ceph.rbd(&["create", "--size", "103M", "holes"]);
     let far = ceph.name("holes");
     for at in ["0", "11M", "17M", "40M", "44M", "102M"] {
-        place.good(
+        place.must(
             "our qemu-io",
             &["-f", "raw", "-c", &format!("write -P 1 {at} 4k"), &far],
         );
     }
     let map = ["map", "--output=json", "-f", "raw", &far];
-    let theirs = place.good("qemu-img", &map);
+    let theirs = place.img(&map);
     assert!(theirs.contains("\"data\": false"), "{theirs}");
-    assert_eq!(place.good("our qemu-img", &map), theirs);
+    assert_eq!(place.must("our qemu-img", &map), theirs);
     // What the same program writes is told at once.
     let (mut server, export) = serve(place, &["-t", "-f", "raw", &far]);
-    let map =
-        |place: &Place| place.good("qemu-img", &["map", "--output=json", "-f", "raw", &export]);
+    let map = |place: &Place| place.img(&["map", "--output=json", "-f", "raw", &export]);
     let before = map(place);
-    place.good("qemu-io", &["-f", "raw", "-c", "write 60M 4k", &export]);
+    place.must("qemu-io", &["-f", "raw", "-c", "write 60M 4k", &export]);
     let after = map(place);
     assert_eq!(
         before.matches("\"data\": true").count() + 1,
@@ -193,7 +182,7 @@ fn holes_are_told_as_qemu_tells_them(place: &Place, ceph: &Ceph) {
     ceph.rbd(&["snap", "create", "holes@s"]);
     ceph.rbd(&["snap", "protect", "holes@s"]);
     ceph.rbd(&["clone", "holes@s", "clone"]);
-    place.good(
+    place.must(
         "our qemu-io",
         &["-f", "raw", "-c", "write -P 4 50M 1M", &ceph.name("clone")],
     );
@@ -206,14 +195,14 @@ fn holes_are_told_as_qemu_tells_them(place: &Place, ceph: &Ceph) {
         &ceph.name("clone"),
         "clone.raw",
     ];
-    place.good("our qemu-img", &convert);
-    assert!(ceph.content(place, "clone") == fs::read(place.path("clone.raw")).expect("a file"));
+    place.must("our qemu-img", &convert);
+    assert!(ceph.content(place, "clone") == place.read("clone.raw"));
 }
 
 fn images_are_made_and_resized(place: &Place, ceph: &Ceph) {
     let far = ceph.name("made");
     let words = ["create", "-f", "raw", "-o", "cluster_size=64k", &far, "10M"];
-    place.good("our qemu-img", &words);
+    place.must("our qemu-img", &words);
     let told = ceph.rbd(&["info", "made"]);
     assert!(told.contains("order 16 (64 KiB objects)"), "{told}");
     let odd = [
@@ -226,34 +215,34 @@ fn images_are_made_and_resized(place: &Place, ceph: &Ceph) {
         "10M",
     ];
     assert_eq!(place.run("our qemu-img", &odd).code, Some(1));
-    place.good(
+    place.must(
         "our qemu-io",
         &["-f", "raw", "-c", "write -P 3 0 10M", &far],
     );
-    place.good("our qemu-img", &["resize", "-f", "raw", &far, "12M"]);
+    place.must("our qemu-img", &["resize", "-f", "raw", &far, "12M"]);
     assert_eq!(ceph.content(place, "made").len(), 12 << 20);
-    place.good(
+    place.must(
         "our qemu-img",
         &["resize", "-f", "raw", "--shrink", &far, "9M"],
     );
-    place.good("our qemu-img", &["resize", "-f", "raw", &far, "+1M"]);
+    place.must("our qemu-img", &["resize", "-f", "raw", &far, "+1M"]);
     let mut wanted = vec![3; 9 << 20];
     wanted.resize(10 << 20, 0);
     assert!(ceph.content(place, "made") == wanted);
     let beyond = place.run("our qemu-io", &["-f", "raw", "-c", "write 10M 512", &far]);
     assert!(!beyond.out.contains("wrote"), "{}", beyond.out);
-    let help = place.good("our qemu-img", &["create", "-f", "raw", "-o", "help", &far]);
+    let help = place.must("our qemu-img", &["create", "-f", "raw", "-o", "help", &far]);
     assert!(help.contains("RBD object size"), "{help}");
 }
 
 fn a_disk_that_grows_is_as_long_as_it_should_be(place: &Place, ceph: &Ceph) {
     let far = ceph.name("grown");
-    place.good("our qemu-img", &["create", "-q", "-f", "qcow2", &far, "1G"]);
-    place.good(
+    place.must("our qemu-img", &["create", "-q", "-f", "qcow2", &far, "1G"]);
+    place.must(
         "our qemu-io",
         &["-c", "write -P 5 7M 9M", "-c", "write -P 6 500M 30M", &far],
     );
-    place.good("qemu-img", &["check", "-q", &far]);
+    place.img(&["check", "-q", &far]);
     let words = [
         "-r",
         "-c",
@@ -262,7 +251,7 @@ fn a_disk_that_grows_is_as_long_as_it_should_be(place: &Place, ceph: &Ceph) {
         "read -P 6 500M 30M",
         &far,
     ];
-    let said = place.good("qemu-io", &words);
+    let said = place.must("qemu-io", &words);
     assert!(!said.contains("failed"), "{said}");
     let len = ceph.content(place, "grown").len();
     assert!((39 << 20..42 << 20).contains(&len), "{len}");
@@ -270,13 +259,13 @@ fn a_disk_that_grows_is_as_long_as_it_should_be(place: &Place, ceph: &Ceph) {
 
 fn snapshots_and_namespaces_are_read(place: &Place, ceph: &Ceph) {
     ceph.rbd(&["snap", "create", "made@before"]);
-    place.good(
+    place.must(
         "our qemu-io",
         &["-f", "raw", "-c", "write -P 9 0 1M", &ceph.name("made")],
     );
     let before = ceph.name("made@before");
     let read = ["-r", "-f", "raw", "-c", "read -P 3 0 1M", &before];
-    let said = place.good("our qemu-io", &read);
+    let said = place.must("our qemu-io", &read);
     assert!(!said.contains("failed"), "{said}");
     let error = place.run("our qemu-io", &["-f", "raw", "-c", "write 0 512", &before]);
     assert!(
@@ -286,10 +275,10 @@ fn snapshots_and_namespaces_are_read(place: &Place, ceph: &Ceph) {
     );
     ceph.rbd(&["namespace", "create", "rbd/space"]);
     let far = ceph.name("space/disk");
-    place.good("our qemu-img", &["convert", "disk.qcow2", &far]);
+    place.must("our qemu-img", &["convert", "disk.qcow2", &far]);
     assert_eq!(ceph.rbd(&["ls", "rbd/space"]), "disk\n");
     let compare = ["compare", "-F", "raw", "disk.qcow2", &far];
-    assert_eq!(place.good("qemu-img", &compare), "Images are identical.\n");
+    assert_eq!(place.img(&compare), "Images are identical.\n");
 }
 
 fn names_and_options_are_qemus(place: &Place, ceph: &Ceph) {
@@ -302,21 +291,21 @@ fn names_and_options_are_qemus(place: &Place, ceph: &Ceph) {
              file.conf={conf},file.user=admin"
         ),
         format!(
-            "driver=rbd,pool=rbd,image=raw,server.0.host=127.0.0.1,server.0.port={port},\
+            "driver=rbd,pool=rbd,image=raw,server.child.host=127.0.0.1,server.child.port={port},\
              auth-client-required.0=none"
         ),
         format!("driver=rbd,pool=rbd,namespace=space,image=disk,conf={conf}"),
     ] {
         let info = ["info", "--output=json", "-U", "--image-opts", &options];
         let size = |program: &str| {
-            let said = place.good(program, &info);
+            let said = place.must(program, &info);
             let line = said.lines().find(|line| line.contains("virtual-size"));
             line.map(str::to_owned).expect("a size")
         };
         assert_eq!(size("our qemu-img"), size("qemu-img"), "{options}");
     }
     let far = ceph.name("raw");
-    let said = place.good("our qemu-img", &["info", "-f", "raw", &far]);
+    let said = place.must("our qemu-img", &["info", "-f", "raw", &far]);
     assert!(
         said.starts_with(&format!("image: {far}\nfile format: raw\n")),
         "{said}"
@@ -324,7 +313,7 @@ fn names_and_options_are_qemus(place: &Place, ceph: &Ceph) {
     let json = format!(
         r#"json:{{"driver":"raw","file":{{"driver":"rbd","pool":"rbd","image":"raw","conf":"{conf}"}}}}"#
     );
-    let said = place.good("our qemu-img", &["info", &json]);
+    let said = place.must("our qemu-img", &["info", &json]);
     assert!(said.contains("virtual size: 64 MiB"), "{said}");
     for options in ["driver=rbd,image=raw", "driver=rbd,pool=rbd"] {
         let info = ["info", "--image-opts", options];
@@ -374,8 +363,8 @@ fn what_is_not_there_is_told(place: &Place, ceph: &Ceph) {
 }
 
 fn what_librbd_encrypts_is_read(place: &Place, ceph: &Ceph) {
-    fs::write(place.path("pass"), "hidden").expect("a file");
-    let pass = place.path("pass").display().to_string();
+    place.write("pass", "hidden");
+    let pass = place.name("pass");
     ceph.rbd(&["create", "--size", "64M", "secret"]);
     ceph.rbd(&["encryption", "format", "secret", "luks1", &pass]);
     let options = |format: &str| {
@@ -387,7 +376,7 @@ fn what_librbd_encrypts_is_read(place: &Place, ceph: &Ceph) {
     };
     let object = ["--object", "secret,id=s,data=hidden"];
     let io = ["--image-opts", &options("luks"), "-c", "write -P 7 1M 3M"];
-    place.good("our qemu-io", &[&object[..], &io].concat());
+    place.must("our qemu-io", &[&object[..], &io].concat());
     let io = [
         "--image-opts",
         &options("luks"),
@@ -396,7 +385,7 @@ fn what_librbd_encrypts_is_read(place: &Place, ceph: &Ceph) {
         "-c",
         "read -P 0 0 1M",
     ];
-    let said = place.good("qemu-io", &[&object[..], &io].concat());
+    let said = place.must("qemu-io", &[&object[..], &io].concat());
     assert!(!said.contains("failed"), "{said}");
     let wrong = ["--object", "secret,id=s,data=wrong"];
     let said = place.run("our qemu-io", &[&wrong[..], &io].concat());
@@ -418,7 +407,7 @@ fn a_disk_is_served_on(place: &Place, ceph: &Ceph) {
     let made = [
         "create", "-q", "-f", "qcow2", "-b", &far, "-F", "qcow2", "over",
     ];
-    place.good("our qemu-img", &made);
+    place.must("our qemu-img", &made);
     let (mut server, export) = serve(place, &["-f", "qcow2", "over"]);
     let words = [
         "-f",
@@ -429,17 +418,17 @@ fn a_disk_is_served_on(place: &Place, ceph: &Ceph) {
         "write -P 9 1M 70k",
         &export,
     ];
-    let said = place.good("qemu-io", &words);
+    let said = place.must("qemu-io", &words);
     assert!(!said.contains("failed"), "{said}");
     // It ends with its only client.
     assert!(server.wait().expect("our qemu-nbd").success());
     let words = ["-c", "read -P 9 1M 70k", "-c", "read -P 2 20M 3M", "over"];
-    let said = place.good("qemu-io", &words);
+    let said = place.must("qemu-io", &words);
     assert!(!said.contains("failed"), "{said}");
 }
 
 fn the_daemon_makes_images(place: &Place, ceph: &Ceph) {
-    let program = place.path("bin/qemu-storage-daemon");
+    let program = place.own("qemu-storage-daemon");
     symlink(env!("CARGO_BIN_EXE_vellum"), &program).expect("a link");
     let location = |image: &str| {
         let conf = &ceph.conf;
@@ -459,11 +448,7 @@ fn the_daemon_makes_images(place: &Place, ceph: &Ceph) {
     let mut daemon = daemon.expect("our daemon");
     let mut input = daemon.stdin.take().expect("a pipe");
     input.write_all(text.as_bytes()).expect("a pipe");
-    let until = Instant::now() + Duration::from_secs(60);
-    while !ceph.rbd(&["ls"]).contains("daemon") {
-        assert!(Instant::now() < until, "no image");
-        thread::sleep(Duration::from_millis(50));
-    }
+    until("a image", || ceph.rbd(&["ls"]).contains("daemon"));
     input
         .write_all(b"{\"execute\": \"quit\"}\n")
         .expect("a pipe");
@@ -509,16 +494,16 @@ fn snapshots_are_cached_and_images_are_not(place: &Place, ceph: &Ceph) {
         ceph.rbd(&["create", "--size", "8M", "golden"]);
         let write = format!("write -q -P {pattern} 0 8M");
         let far = ceph.name("golden");
-        place.good("our qemu-io", &["-f", "raw", "-c", &write, &far]);
+        place.must("our qemu-io", &["-f", "raw", "-c", &write, &far]);
         ceph.rbd(&["snap", "create", "--no-progress", "golden@v1"]);
-        place.good(
+        place.must(
             "our qemu-io",
             &["-f", "raw", "-c", "write -q -P 9 0 8M", &far],
         );
         let read = format!("read -P {pattern} 0 8M");
         for _ in 0..2 {
             let words = ["-r", "-c", &read, &snapshot];
-            let said = place.good("our qemu-io", &words);
+            let said = place.must("our qemu-io", &words);
             assert!(!said.contains("failed"), "{said}");
         }
         ceph.rbd(&["snap", "purge", "--no-progress", "golden"]);
@@ -531,6 +516,6 @@ fn snapshots_are_cached_and_images_are_not(place: &Place, ceph: &Ceph) {
     assert_eq!(said.code, Some(1));
     assert!(said.err.contains("rbd:POOL/IMAGE@SNAPSHOT"), "{}", said.err);
     let named = cached(ceph, "raw", r#""version":"of today","#);
-    place.good("our qemu-io", &["-r", "-c", "read 0 1M", &named]);
+    place.must("our qemu-io", &["-r", "-c", "read 0 1M", &named]);
     assert_eq!(versions(), 3);
 }

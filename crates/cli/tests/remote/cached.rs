@@ -5,11 +5,12 @@ use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use vellum_testing::{Running, until};
 
 use super::gateway::Gateway;
 use super::place::Place;
-use super::server::Killed;
 
 const GOLDEN: &str = "s3://images/golden.qcow2";
 
@@ -86,26 +87,22 @@ fn disks_of_several_processes_share_a_cache_and_live_through_an_outage() {
     let image = cached(r#""readahead":0,"#);
     let start = |number: usize| {
         let socket = place.path(&format!("socket{number}"));
-        let mut command = Command::new(place.path("bin/qemu-nbd"));
+        let mut command = Command::new(place.own("qemu-nbd"));
         command
             // Several at once: one waits while another one reads.
             .args(["-r", "-t", "-e", "0", "-f", "qcow2", "-k"])
             .arg(&socket)
             .arg(&image);
-        command
-            .envs(environment.clone())
-            .current_dir(place.folder.path());
-        let server = Killed(command.stdout(Stdio::null()).spawn().expect("our qemu-nbd"));
-        let until = Instant::now() + Duration::from_secs(20);
-        while !socket.exists() {
-            assert!(Instant::now() < until, "no socket");
-            thread::sleep(Duration::from_millis(10));
-        }
+        command.envs(environment.clone()).current_dir(place.root());
+        let server = Running {
+            child: command.stdout(Stdio::null()).spawn().expect("our qemu-nbd"),
+        };
+        until("a socket", || socket.exists());
         (server, format!("nbd+unix://?socket={}", socket.display()))
     };
     let servers: Vec<_> = (0..3).map(start).collect();
     let read = |export: &str, what: &str| {
-        place.good("qemu-io", &["-r", "-f", "raw", "-c", what, export]);
+        place.must("qemu-io", &["-r", "-f", "raw", "-c", what, export]);
     };
     thread::scope(|scope| {
         for (_, export) in &servers {
@@ -132,7 +129,7 @@ fn disks_of_several_processes_share_a_cache_and_live_through_an_outage() {
 #[test]
 fn a_daemon_with_a_monitor_has_caches_too() {
     let (place, gateway) = with_golden();
-    let (golden, socket) = (cached(""), place.path("socket").display().to_string());
+    let (golden, socket) = (cached(""), place.name("socket"));
     place.fine(
         &gateway,
         &["create", "-f", "qcow2", "-b", &golden, "-F", "qcow2", "vm"],
@@ -159,14 +156,12 @@ fn a_daemon_with_a_monitor_has_caches_too() {
     command.args(["--export", "nbd,id=e,node-name=vm,writable=on"]);
     command
         .envs(gateway.environment())
-        .current_dir(place.folder.path());
+        .current_dir(place.root());
     command.stdin(Stdio::piped()).stdout(Stdio::null());
-    let mut daemon = Killed(command.spawn().expect("vellum daemon"));
-    let until = Instant::now() + Duration::from_secs(20);
-    while !place.path("socket").exists() {
-        assert!(Instant::now() < until, "no socket");
-        thread::sleep(Duration::from_millis(10));
-    }
+    let mut daemon = Running {
+        child: command.spawn().expect("vellum daemon"),
+    };
+    until("a socket", || place.has("socket"));
     let export = format!("nbd+unix:///vm?socket={socket}");
     let words = [
         "-f",
@@ -177,11 +172,11 @@ fn a_daemon_with_a_monitor_has_caches_too() {
         "write -P 9 1M 70k",
         &export,
     ];
-    place.good("qemu-io", &words);
-    let mut monitor = daemon.0.stdin.take().expect("a pipe");
+    place.must("qemu-io", &words);
+    let mut monitor = daemon.child.stdin.take().expect("a pipe");
     let end = br#"{"execute":"qmp_capabilities"}{"execute":"quit"}"#;
     monitor.write_all(end).expect("a pipe");
-    assert_eq!(daemon.0.wait().expect("an end").code(), Some(0));
+    assert_eq!(daemon.child.wait().expect("an end").code(), Some(0));
     place.fine(
         &gateway,
         &[

@@ -11,12 +11,14 @@ use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use vellum_testing::Running;
+
 use super::Place;
-use super::server::{Killed, free_port};
+use super::server::free_port;
 
 /// An object store. Buckets are folders below `store`.
 pub struct Gateway {
-    process: Option<Killed>,
+    process: Option<Running>,
     /// Where clients come.
     port: u16,
     /// Where the store listens, at an address of its own; 0: it is away.
@@ -105,7 +107,7 @@ impl Gateway {
     }
 
     /// The process, unless it ends: somebody else has taken the port meanwhile.
-    fn serve(place: &Place, (address, port): (Ipv4Addr, u16)) -> Option<Killed> {
+    fn serve(place: &Place, (address, port): (Ipv4Addr, u16)) -> Option<Running> {
         for folder in ["store/images", "sidecar"] {
             fs::create_dir_all(place.path(folder)).expect("a folder");
         }
@@ -120,7 +122,9 @@ impl Gateway {
             .stderr(log)
             .stdin(Stdio::null())
             .spawn();
-        let mut process = Killed(child.expect("versitygw"));
+        let mut process = Running {
+            child: child.expect("versitygw"),
+        };
         let until = Instant::now() + Duration::from_secs(30);
         // Who answers may be somebody else, and this one about to end: it says when it listens.
         let is_listening = || {
@@ -130,13 +134,13 @@ impl Gateway {
         };
         while !is_listening() {
             assert!(Instant::now() < until, "versitygw does not listen");
-            if process.0.try_wait().expect("versitygw").is_some() {
+            if process.child.try_wait().expect("versitygw").is_some() {
                 return None;
             }
             thread::sleep(Duration::from_millis(10));
         }
         thread::sleep(Duration::from_millis(100));
-        let ended = process.0.try_wait().expect("versitygw").is_some();
+        let ended = process.child.try_wait().expect("versitygw").is_some();
         (!ended).then_some(process)
     }
 

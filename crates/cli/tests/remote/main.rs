@@ -15,10 +15,12 @@ mod speed;
 
 use std::fs;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
-use place::{Place, output};
-use server::{Killed, Nginx};
+use vellum_testing::{Running, until};
+
+use place::Place;
+use server::Nginx;
 
 impl Place {
     /// One whose folder `www` a server can read.
@@ -27,7 +29,7 @@ impl Place {
         // The server may run as somebody who may do less.
         Command::new("chmod")
             .arg("755")
-            .arg(place.folder.path())
+            .arg(place.root())
             .status()
             .expect("chmod");
         fs::create_dir(place.path("www")).expect("a folder");
@@ -37,43 +39,27 @@ impl Place {
     /// With `www/disk.qcow2` of 64 MiB, and `www/disk.raw` with what it shows.
     pub fn with_disk() -> Self {
         let place = Place::with_www();
-        place.good(
-            "qemu-img",
-            &["create", "-q", "-f", "qcow2", "www/disk.qcow2", "64M"],
+        place.img("create -q -f qcow2 www/disk.qcow2 64M");
+        place.io(
+            "www/disk.qcow2",
+            &["write -P 1 0 5M", "write -P 2 20M 3M", "write -z 30M 1M"],
         );
-        place.good(
-            "qemu-io",
-            &[
-                "-c",
-                "write -P 1 0 5M",
-                "-c",
-                "write -P 2 20M 3M",
-                "-c",
-                "write -z 30M 1M",
-                "www/disk.qcow2",
-            ],
-        );
-        place.good(
-            "qemu-img",
-            &["convert", "-O", "raw", "www/disk.qcow2", "www/disk.raw"],
-        );
+        place.img("convert -O raw www/disk.qcow2 www/disk.raw");
         place
     }
 
     /// Has our `qemu-nbd` serve an image, to be read; where to find it.
-    fn serve(&self, format: &str, image: &str) -> (Killed, String) {
-        let socket = self.path("socket").display().to_string();
-        let child = Command::new(self.path("bin/qemu-nbd"))
+    fn serve(&self, format: &str, image: &str) -> (Running, String) {
+        let socket = self.name("socket");
+        let child = Command::new(self.own("qemu-nbd"))
             .args(["-r", "-t", "-f", format, "-k", &socket, image])
             .stdout(Stdio::null())
             .stderr(fs::File::create(self.path("server.log")).expect("a file"))
             .spawn();
-        let server = Killed(child.expect("our qemu-nbd"));
-        let until = Instant::now() + Duration::from_secs(20);
-        while !self.path("socket").exists() {
-            assert!(Instant::now() < until, "no socket");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let server = Running {
+            child: child.expect("our qemu-nbd"),
+        };
+        until("a socket", || self.has("socket"));
         (server, format!("nbd+unix://?socket={socket}"))
     }
 
@@ -85,7 +71,7 @@ impl Place {
     }
 
     fn assert_equal(&self, one: &str, other: &str) {
-        let read = |name: &str| fs::read(self.path(name)).expect(name);
+        let read = |name: &str| self.read(name);
         assert!(read(one) == read(other), "{one} and {other} differ");
     }
 }
@@ -115,9 +101,9 @@ fn images_are_told_copied_and_compared_as_qemus_tools_do() {
     // With several requests at once, theirs waits for ever (QEMU 10.0.2).
     for (program, to, requests) in [("qemu-img", "theirs", "1"), ("our qemu-img", "ours", "8")] {
         let convert = ["convert", "-m", requests, "-O", "raw"];
-        place.good(program, &[&convert[..], &[&disk, to]].concat());
+        place.must(program, &[&convert[..], &[&disk, to]].concat());
         place.assert_equal(to, "www/disk.raw");
-        place.good(program, &[&convert[..], &["-f", "raw", &raw, to]].concat());
+        place.must(program, &[&convert[..], &["-f", "raw", &raw, to]].concat());
         place.assert_equal(to, "www/disk.raw");
     }
     place.same(
@@ -143,7 +129,7 @@ fn an_overlay_stands_on_a_web_server() {
     let nginx = Nginx::start(&place, "");
     let disk = nginx.url("disk.qcow2");
     for (program, name) in [("qemu-img", "theirs"), ("our qemu-img", "ours")] {
-        let made = place.good(
+        let made = place.must(
             program,
             &["create", "-f", "qcow2", "-b", &disk, "-F", "qcow2", name],
         );
@@ -153,22 +139,17 @@ fn an_overlay_stands_on_a_web_server() {
         place.same("qemu-img", &["info", "--backing-chain", name]);
         place.same("qemu-img", &["map", "--output=json", name]);
     }
-    place.good(
+    place.io_by(
         "our qemu-io",
-        &["-c", "write -P 9 1M 70k", "-c", "read -P 1 0 1M", "ours"],
+        "ours",
+        &["write -P 9 1M 70k", "read -P 1 0 1M"],
     );
-    place.good(
-        "qemu-io",
-        &["-c", "read -P 9 1M 70k", "-c", "read -P 2 20M 3M", "ours"],
-    );
+    place.io("ours", &["read -P 9 1M 70k", "read -P 2 20M 3M"]);
     // The file itself was not touched: nobody could.
-    place.good("our qemu-img", &["rebase", "-b", "", "ours"]);
+    place.must("our qemu-img", "rebase -b '' ours");
     drop(nginx);
-    place.good(
-        "qemu-io",
-        &["-c", "read -P 9 1M 70k", "-c", "read -P 2 20M 3M", "ours"],
-    );
-    let error = place.run("our qemu-img", &["info", "--backing-chain", "theirs"]);
+    place.io("ours", &["read -P 9 1M 70k", "read -P 2 20M 3M"]);
+    let error = place.run("our qemu-img", "info --backing-chain theirs");
     assert!(
         error.err.contains("Failed to connect: Connection refused"),
         "{}",
@@ -205,7 +186,7 @@ fn names_and_options_are_qemus() {
     );
     // What a name cannot say is told as QEMU tells it, but for the order of the keys.
     let options = format!("driver=qcow2,file.driver=http,file.url={disk},file.cookie=a=b");
-    let said = place.good("our qemu-img", &["info", "--image-opts", &options]);
+    let said = place.must("our qemu-img", &["info", "--image-opts", &options]);
     assert!(said.starts_with("image: json:{"), "{said}");
     assert!(said.contains(r#""cookie": "a=b""#), "{said}");
     let error = place.run("our qemu-img", &["info", &nginx.url("nothing")]);
@@ -261,10 +242,7 @@ fn a_disk_on_a_web_server_is_served_on() {
     let place = Place::with_disk();
     let nginx = Nginx::start(&place, "");
     let (_server, export) = place.serve("qcow2", &nginx.url("disk.qcow2"));
-    let said = place.good(
-        "qemu-img",
-        &["compare", "-f", "raw", "-F", "raw", &export, "www/disk.raw"],
-    );
+    let said = place.img(&["compare", "-f", "raw", "-F", "raw", &export, "www/disk.raw"]);
     assert_eq!(said, "Images are identical.\n");
 }
 
@@ -273,11 +251,11 @@ fn the_file_must_stay_what_it_is() {
     let place = Place::with_disk();
     let nginx = Nginx::start(&place, "");
     let (_server, export) = place.serve("raw", &nginx.url("disk.raw"));
-    place.good(
+    place.must(
         "qemu-io",
         &["-r", "-f", "raw", "-c", "read -P 1 0 64k", &export],
     );
-    fs::write(place.path("www/new"), vec![7; 64 << 20]).expect("a file");
+    place.write("www/new", vec![7; 64 << 20]);
     // nginx's entity tag is made of length and second.
     let file = fs::File::options().write(true).open(place.path("www/new"));
     let other = SystemTime::now() - Duration::from_secs(100);
@@ -290,7 +268,7 @@ fn the_file_must_stay_what_it_is() {
     );
     assert!((said.out + &said.err).contains("read failed: Input/output error"));
     // Clients get a number; why it failed the server says.
-    let log = fs::read_to_string(place.path("server.log")).expect("a log");
+    let log = place.text("server.log");
     let reason = "the file has changed on the server since it was opened";
     assert!(log.contains(reason), "{log}");
 }

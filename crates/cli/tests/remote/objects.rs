@@ -4,8 +4,10 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use vellum_testing::Said;
+
 use super::gateway::{Gateway, KEY, SECRET};
-use super::place::{Place, Said, output};
+use super::place::Place;
 
 const GOLDEN: &str = "s3://images/golden.qcow2";
 
@@ -13,15 +15,9 @@ impl Place {
     /// Runs a command of ours with the environment of a store.
     pub fn vellum(&self, gateway: &Gateway, words: &[&str]) -> Said {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
-        command.args(words).current_dir(self.folder.path());
+        command.args(words).current_dir(self.root());
         command.envs(gateway.environment());
-        let done = output(&mut command);
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Said {
-            code: done.status.code(),
-            out: text(&done.stdout),
-            err: text(&done.stderr),
-        }
+        Said::of(&mut command)
     }
 
     /// The same, which must succeed.
@@ -59,29 +55,18 @@ fn images_are_put_there_and_read() {
         assert_eq!(same, "Images are identical.\n");
     }
     // What lies there is what QEMU's programs read.
-    place.good("qemu-img", &["check", "store/images/golden.qcow2"]);
-    place.good(
-        "qemu-img",
-        &[
-            "compare",
-            "-f",
-            "raw",
-            "-F",
-            "raw",
-            "store/images/disk.raw",
-            "www/disk.raw",
-        ],
-    );
+    place.img("check store/images/golden.qcow2");
+    place.img("compare -f raw -F raw store/images/disk.raw www/disk.raw");
     let said = place.fine(&gateway, &["info", GOLDEN]);
     assert!(said.contains("protocol type: s3"), "{said}");
     // As an image with options, whose secrets are objects.
-    fs::write(place.path("secret"), SECRET).expect("a file");
+    place.write("secret", SECRET);
     let endpoint = gateway.endpoint();
     let json = format!(
         r#"json:{{"driver":"qcow2","file":{{"driver":"s3","url":"{GOLDEN}","endpoint":"{endpoint}","region":"us-east-1","access-key-id":"{KEY}","access-key-secret":"s"}}}}"#
     );
     let object = "secret,id=s,file=secret";
-    place.good("our qemu-img", &["check", "--object", object, &json]);
+    place.must("our qemu-img", &["check", "--object", object, &json]);
     let target = json.replace("golden", "second").replace(
         r#"{"driver":"qcow2","file":{"driver":"s3""#,
         r#"{"driver":"s3""#,
@@ -90,7 +75,7 @@ fn images_are_put_there_and_read() {
     let words = [
         "convert", "--object", object, "-p", "-O", "qcow2", &json, target,
     ];
-    let said = place.good("our qemu-img", &words);
+    let said = place.must("our qemu-img", &words);
     assert!(said.contains("(100.00/100%)"), "{said}");
     place.fine(&gateway, &["compare", "s3://images/second.qcow2", disk]);
 }
@@ -123,10 +108,7 @@ fn an_overlay_stands_on_an_object() {
     );
     place.fine(&gateway, &["rebase", "-b", "", "vm"]);
     drop(gateway);
-    place.good(
-        "qemu-io",
-        &["-c", "read -P 9 1M 70k", "-c", "read -P 2 20M 3M", "vm"],
-    );
+    place.io("vm", &["read -P 9 1M 70k", "read -P 2 20M 3M"]);
 }
 
 #[test]
@@ -177,7 +159,7 @@ fn what_cannot_be_is_refused_with_what_to_do() {
         place.refused(&gateway, &words, "is no URL of a server");
     }
     // Whoever is not who he says he is, and nobody at all.
-    fs::write(place.path("wrong"), "wrong").expect("a file");
+    place.write("wrong", "wrong");
     let endpoint = gateway.endpoint();
     let options = |who: &str| {
         format!("driver=qcow2,file.driver=s3,file.url={GOLDEN},file.endpoint={endpoint},{who}")
@@ -205,7 +187,7 @@ fn who_has_no_keys_is_told_how_to_name_some() {
     // Nobody listens there.
     command.env("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1");
     command.env_remove("AWS_ACCESS_KEY_ID");
-    let done = command.current_dir(place.folder.path()).output();
+    let done = command.current_dir(place.root()).output();
     let said = done.expect("vellum info").stderr;
     let said = String::from_utf8_lossy(&said);
     for name in ["AWS_ACCESS_KEY_ID", "'access-key-id'", "no keys are set"] {
@@ -228,10 +210,7 @@ fn an_object_that_is_exchanged_is_never_read_as_two() {
     let mut input = child.stdin.take().expect("a pipe");
     let mut say = |line: &str| std::io::Write::write_all(&mut input, line.as_bytes());
     say("read -P 1 0 64k\n").expect("a pipe");
-    place.good(
-        "our qemu-img",
-        &["create", "-q", "-f", "raw", "other", "64M"],
-    );
+    place.must("our qemu-img", "create -q -f raw other 64M");
     place.fine(&gateway, &["convert", "-O", "raw", "other", raw]);
     say("read 20M 64k\nread 0 512\nquit\n").expect("a pipe");
     drop(input);
@@ -254,21 +233,15 @@ fn an_upload_that_is_killed_shows_nothing() {
     let gateway = Gateway::start(&place);
     let raw = "s3://images/disk.raw";
     place.fine(&gateway, &["convert", "-O", "raw", "www/disk.qcow2", raw]);
-    place.good(
-        "our qemu-img",
-        &["create", "-q", "-f", "raw", "other", "64M"],
-    );
-    place.good(
-        "our qemu-io",
-        &["-f", "raw", "-c", "write -q -P 7 0 64M", "other"],
-    );
+    place.must("our qemu-img", "create -q -f raw other 64M");
+    place.io_by("our qemu-io", "-f raw other", &["write -q -P 7 0 64M"]);
     let (mut old, mut new) = (0, 0);
     for after_ms in [20, 60, 100, 150, 200, 300] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
         command.args(["convert", "-q", "-O", "raw", "other", raw]);
         command
             .envs(gateway.environment())
-            .current_dir(place.folder.path());
+            .current_dir(place.root());
         let mut child = command.spawn().expect("vellum convert");
         std::thread::sleep(Duration::from_millis(after_ms));
         // It may have ended already.

@@ -1,15 +1,15 @@
 //! Certificates, names and passwords.
 
-use std::fs;
-
+use super::Place;
 use super::server::Nginx;
-use super::{Place, output};
 use std::process::Command;
+
+use vellum_testing::Said;
 
 /// A certificate of a name that has signed itself, with its key: `NAME.pem`, `NAME.key`.
 fn certificate(place: &Place, name: &str) {
     let path = |end: &str| place.path(&format!("{name}.{end}")).display().to_string();
-    let made = output(Command::new("openssl").args([
+    let made = Said::of(Command::new("openssl").args([
         "req",
         "-x509",
         "-newkey",
@@ -30,11 +30,7 @@ fn certificate(place: &Place, name: &str) {
         "-out",
         &path("pem"),
     ]));
-    assert!(
-        made.status.success(),
-        "{}",
-        String::from_utf8_lossy(&made.stderr)
-    );
+    assert!((made.code == Some(0)), "{}", made.err);
 }
 
 /// A server that shows a certificate which nobody has signed but itself; `more` goes into its
@@ -62,7 +58,7 @@ fn a_server_has_to_prove_who_it_is() {
     assert!(error.err.contains("certificate"), "{}", error.err);
 
     let open = format!("driver=qcow2,file.driver=https,file.url={disk},file.sslverify=off");
-    let said = place.good("our qemu-img", &["info", "--image-opts", &open]);
+    let said = place.must("our qemu-img", &["info", "--image-opts", &open]);
     assert!(
         said.contains("virtual size: 64 MiB") && said.starts_with("image: json:{"),
         "{said}"
@@ -75,7 +71,7 @@ fn a_server_has_to_prove_who_it_is() {
         file("server.pem")
     );
     let raw = "driver=raw,file.filename=www/disk.raw";
-    place.good("our qemu-img", &["compare", "--image-opts", &trusted, raw]);
+    place.must("our qemu-img", &["compare", "--image-opts", &trusted, raw]);
     let wrong = trusted.replace("server.pem", "client.pem");
     assert_eq!(
         place
@@ -101,14 +97,14 @@ fn a_server_has_to_prove_who_it_is() {
         file("client.pem"),
         file("client.key")
     );
-    place.good("our qemu-img", &["compare", "--image-opts", &shown, raw]);
+    place.must("our qemu-img", &["compare", "--image-opts", &shown, raw]);
 }
 
 #[test]
 fn a_user_has_a_name_and_a_password() {
     let place = Place::with_disk();
-    fs::write(place.path("users"), "me:{PLAIN}secret\n").expect("a file");
-    let users = place.path("users").display().to_string();
+    place.write("users", "me:{PLAIN}secret\n");
+    let users = place.name("users");
     let more = format!("auth_basic here;\nauth_basic_user_file {users};\n");
     let nginx = Nginx::start(&place, &more);
     let disk = nginx.url("disk.qcow2");
@@ -122,7 +118,7 @@ fn a_user_has_a_name_and_a_password() {
         "driver=qcow2,file.driver=http,file.url={disk},file.username=me,file.password-secret=s"
     );
     for program in ["qemu-img", "our qemu-img"] {
-        let said = place.good(
+        let said = place.must(
             program,
             &[
                 "info",
@@ -146,5 +142,5 @@ fn a_user_has_a_name_and_a_password() {
     );
     assert!(wrong.err.contains("returned error: 401"), "{}", wrong.err);
     let inside = disk.replace("http://", "http://me:secret@");
-    place.good("our qemu-img", &["check", &inside]);
+    place.must("our qemu-img", &["check", &inside]);
 }

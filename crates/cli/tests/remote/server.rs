@@ -3,25 +3,16 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+use vellum_testing::Running;
 
 use super::Place;
 
-/// A process that is killed when it is dropped.
-pub struct Killed(pub Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// A running server.
 pub struct Nginx {
-    _process: Killed,
+    _process: Running,
     pub port: u16,
 }
 
@@ -40,7 +31,7 @@ impl Nginx {
     /// As [`Nginx::start`]; `kind` is ` ssl` or nothing.
     pub fn start_as(place: &Place, kind: &str, more: &str) -> Nginx {
         let port = free_port();
-        let folder = place.path("").display().to_string();
+        let folder = place.name("");
         let user = if fs::metadata("/root").is_ok_and(|_| is_root()) {
             "user root;"
         } else {
@@ -68,7 +59,7 @@ impl Nginx {
             _ => panic!("nginx: {error}"),
         });
         let nginx = Nginx {
-            _process: Killed(child),
+            _process: Running { child },
             port,
         };
         let until = Instant::now() + Duration::from_secs(20);

@@ -10,9 +10,11 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use vellum_testing::Said;
+
+use super::Place;
 use super::secure::secure_nginx;
 use super::server::Nginx;
-use super::{Place, output};
 
 /// One way.
 const DELAY: Duration = Duration::from_millis(10);
@@ -103,12 +105,8 @@ fn convert(program: &Path, words: &[&str]) {
         // With several requests at once it waits for ever (QEMU 10.0.2).
         command.args(["-m", "1"]);
     }
-    let done = output(command.args(words));
-    assert!(
-        done.status.success(),
-        "{}",
-        String::from_utf8_lossy(&done.stderr)
-    );
+    let done = Said::of(command.args(words));
+    assert!((done.code == Some(0)), "{}", done.err);
 }
 
 /// The image that is converted, by its name where a server has it, and on this host.
@@ -161,7 +159,7 @@ fn conversions_from_far_away() {
         // Half of it can be packed.
         random.fill(&mut piece[..512 << 10]);
     }
-    fs::write(place.path("www/disk.raw"), &bytes).expect("a file");
+    place.write("www/disk.raw", &bytes);
     let file = |name: &str| place.path(name).display().to_string();
     let (raw, qcow2, packed) = (
         file("www/disk.raw"),

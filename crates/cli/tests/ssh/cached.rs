@@ -12,7 +12,7 @@ use crate::with_disk;
 
 /// The node of a file of the place behind the cache `cache`.
 fn cached(place: &Place, server: &Sshd, more: &str) -> String {
-    let path = place.path("disk.raw").display().to_string();
+    let path = place.name("disk.raw");
     let port = server.port;
     format!(
         r#"json:{{"driver":"raw","file":{{"driver":"cache","directory":"cache",{more}"file":{{"driver":"ssh","server":{{"host":"127.0.0.1","port":"{port}"}},"path":"{path}","timeout":2}}}}}}"#
@@ -46,7 +46,7 @@ fn write_over(place: &Place, pattern: u8, seconds_ago: u64) {
         &format!("write -q -P {pattern} 0 64M"),
         "disk.raw",
     ];
-    place.good("qemu-io", &words);
+    place.must("qemu-io", &words);
     set_time(place, seconds_ago);
 }
 
@@ -93,11 +93,7 @@ fn a_file_that_changes_meanwhile_is_not_read_on() {
     let mut input = child.stdin.take().expect("a pipe");
     writeln!(input, "read -P 1 0 1M").expect("a pipe");
     // Until it has been read.
-    let until = std::time::Instant::now() + Duration::from_secs(60);
-    while kept_bytes(&place) < 1 << 20 {
-        assert!(std::time::Instant::now() < until, "nothing is kept");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    vellum_testing::until("it is kept", || kept_bytes(&place) >= 1 << 20);
     write_over(&place, 2, 400);
     writeln!(
         input,

@@ -9,16 +9,15 @@ use std::fs;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use vellum_testing::{Running, until};
+
 use place::Place;
-use sshd::{Killed, Sshd, command, good, run};
+use sshd::{Sshd, command, good, run};
 
 /// With `disk.qcow2` of 64 MiB, and `disk.raw` with what it shows.
 fn with_disk() -> Place {
     let place = Place::new();
-    place.good(
-        "qemu-img",
-        &["create", "-q", "-f", "qcow2", "disk.qcow2", "64M"],
-    );
+    place.img("create -q -f qcow2 disk.qcow2 64M");
     let write = [
         "-c",
         "write -P 1 0 5M",
@@ -26,33 +25,28 @@ fn with_disk() -> Place {
         "write -P 2 20M 3M",
         "disk.qcow2",
     ];
-    place.good("qemu-io", &write);
-    place.good(
-        "qemu-img",
-        &["convert", "-O", "raw", "disk.qcow2", "disk.raw"],
-    );
+    place.must("qemu-io", &write);
+    place.img("convert -O raw disk.qcow2 disk.raw");
     place
 }
 
 fn assert_equal(place: &Place, one: &str, other: &str) {
-    let read = |name: &str| fs::read(place.path(name)).expect(name);
+    let read = |name: &str| place.read(name);
     assert!(read(one) == read(other), "{one} and {other} differ");
 }
 
 /// Has our `qemu-nbd` serve an image; where to find it.
-fn serve(place: &Place, words: &[&str]) -> (Killed, String) {
-    let socket = place.path("socket").display().to_string();
+fn serve(place: &Place, words: &[&str]) -> (Running, String) {
+    let socket = place.name("socket");
     let child = command(place, "qemu-nbd")
         .args(["-t", "-f", "raw", "-k", &socket])
         .args(words)
         .stdout(Stdio::null())
         .spawn();
-    let server = Killed(child.expect("our qemu-nbd"));
-    let until = Instant::now() + Duration::from_secs(30);
-    while !place.path("socket").exists() {
-        assert!(Instant::now() < until, "no socket");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let server = Running {
+        child: child.expect("our qemu-nbd"),
+    };
+    until("a socket", || place.has("socket"));
     (server, format!("nbd+unix://?socket={socket}"))
 }
 
@@ -69,7 +63,7 @@ fn images_are_copied_both_ways() {
             &["convert", "-O", format, "disk.qcow2", &far],
         );
         if format == "qcow2" {
-            place.good("qemu-img", &["check", "-q", "far"]);
+            place.img("check -q far");
         }
         let compared = good(
             &place,
@@ -94,7 +88,7 @@ fn what_is_written_is_what_is_read() {
     let place = with_disk();
     let server = Sshd::start(&place, "");
     let far = server.url(&place, "disk.raw");
-    let mut model = fs::read(place.path("disk.raw")).expect("a file");
+    let mut model = place.read("disk.raw");
     let mut random = fastrand::Rng::with_seed(7);
     for _ in 0..4 {
         let mut words = vec!["-f".to_owned(), "raw".to_owned(), far.clone()];
@@ -122,13 +116,13 @@ fn what_is_written_is_what_is_read() {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let said = good(&place, "qemu-io", &words);
         assert!(!said.contains("failed"), "{said}");
-        assert!(fs::read(place.path("disk.raw")).expect("a file") == model);
+        assert!(place.read("disk.raw") == model);
         good(
             &place,
             "qemu-img",
             &["convert", "-f", "raw", "-O", "raw", &far, "copy"],
         );
-        assert!(fs::read(place.path("copy")).expect("a file") == model);
+        assert!(place.read("copy") == model);
     }
     good(&place, "qemu-img", &["resize", "-f", "raw", &far, "65M"]);
     good(
@@ -136,7 +130,7 @@ fn what_is_written_is_what_is_read() {
         "qemu-img",
         &["resize", "-f", "raw", "--shrink", &far, "63M"],
     );
-    assert!(fs::read(place.path("disk.raw")).expect("a file") == model[..63 << 20]);
+    assert!(place.read("disk.raw") == model[..63 << 20]);
 }
 
 #[test]
@@ -164,8 +158,8 @@ fn an_overlay_stands_on_a_far_image() {
     let far = server.url(&place, "grown");
     good(&place, "qemu-img", &["create", "-f", "qcow2", &far, "64M"]);
     good(&place, "qemu-io", &["-c", "write -P 5 7M 9M", &far]);
-    place.good("qemu-img", &["check", "grown"]);
-    place.good("qemu-io", &["-c", "read -P 5 7M 9M", "grown"]);
+    place.img("check grown");
+    place.io("grown", &["read -P 5 7M 9M"]);
 }
 
 #[test]
@@ -186,10 +180,10 @@ fn who_cannot_be_believed_is_refused() {
     server.know(&place, "other-key");
     refused(&disk, "the key of the host is another one than ssh knows");
     accepted(&format!("{disk}?host_key_check=no"));
-    fs::write(place.path("known"), "").expect("a file");
+    place.write("known", "");
     refused(&disk, "connect once with 'ssh' to note the key");
     for kind in ["md5", "sha1", "sha256"] {
-        let hash = place.good(
+        let hash = place.must(
             "sh",
             &[
                 "-c",
@@ -211,7 +205,7 @@ fn who_cannot_be_believed_is_refused() {
         refused(&format!("{disk}?host_key_check={kind}:"), "does not match");
     }
     // No key that the server takes.
-    fs::write(place.path("authorized"), "").expect("a file");
+    place.write("authorized", "");
     refused(
         &format!("{disk}?host_key_check=no"),
         "no password is asked for",
@@ -307,7 +301,7 @@ fn a_connection_that_breaks_is_made_anew_for_reads() {
     server.break_next(4);
     assert!(read("read -P 2 20M 3M").contains("read 3145728/3145728"));
     server.cut();
-    fs::write(place.path("disk.raw"), vec![7; 1 << 20]).expect("a file");
+    place.write("disk.raw", vec![7; 1 << 20]);
     let said = read("read 20M 64k");
     assert!(said.contains("read failed: Input/output error"), "{said}");
 }
@@ -336,23 +330,21 @@ fn a_silent_server_is_given_up() {
     let place = with_disk();
     let server = Sshd::start(&place, "");
     let port = server.port.to_string();
-    let path = place.path("disk.raw").display().to_string();
+    let path = place.name("disk.raw");
     let options = format!(
         "driver=raw,file.driver=ssh,file.server.host=127.0.0.1,file.server.port={port},\
          file.path={path},file.timeout=2"
     );
-    let socket = place.path("socket").display().to_string();
+    let socket = place.name("socket");
     let child = command(&place, "qemu-nbd")
         .args(["-t", "-k", &socket, "--image-opts", &options])
         .spawn();
-    let _served = Killed(child.expect("our qemu-nbd"));
+    let _served = Running {
+        child: child.expect("our qemu-nbd"),
+    };
     let export = format!("nbd+unix://?socket={socket}");
-    let until = Instant::now() + Duration::from_secs(30);
-    while !place.path("socket").exists() {
-        assert!(Instant::now() < until, "no socket");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    place.good("qemu-io", &["-f", "raw", "-c", "read -P 1 0 64k", &export]);
+    until("a socket", || place.has("socket"));
+    place.must("qemu-io", &["-f", "raw", "-c", "read -P 1 0 64k", &export]);
     server.hold(true);
     let begun = Instant::now();
     let said = place.run("qemu-io", &["-f", "raw", "-c", "read -P 1 0 64k", &export]);

@@ -5,27 +5,18 @@ use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::place::{Place, Said, output};
+use vellum_testing::{Running, Said};
+
+use crate::place::Place;
 
 /// Debian's place for it, which is not in everybody's PATH. The server wants its full name.
 const PROGRAM: &str = "/usr/sbin/sshd";
-
-/// A process that is killed when it is dropped.
-pub struct Killed(pub Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// What lies between clients and the server.
 #[derive(Default)]
@@ -49,7 +40,7 @@ impl Door {
 
 /// A running server.
 pub struct Sshd {
-    _process: Killed,
+    _process: Running,
     door: Arc<Door>,
     /// Where clients come.
     pub port: u16,
@@ -87,12 +78,12 @@ fn free_port() -> u16 {
 
 fn make_key(place: &Place, name: &str) {
     let path = place.path(name);
-    let made = output(
+    let made = Said::of(
         Command::new("ssh-keygen")
             .args(["-q", "-t", "ed25519", "-N", "", "-f"])
             .arg(path),
     );
-    assert!(made.status.success(), "ssh-keygen: {made:?}");
+    assert!(made.code == Some(0), "ssh-keygen: {made:?}");
 }
 
 impl Sshd {
@@ -142,9 +133,9 @@ impl Sshd {
     }
 
     /// The process and its port, unless it ends: somebody else has taken the port meanwhile.
-    fn serve(place: &Place, more: &str) -> Option<(Killed, u16)> {
+    fn serve(place: &Place, more: &str) -> Option<(Running, u16)> {
         let port = free_port();
-        let folder = place.path("").display().to_string();
+        let folder = place.name("");
         let text = format!(
             "Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host-key\nPidFile none\n\
              AuthorizedKeysFile {folder}/authorized\nStrictModes no\nUsePAM no\n\
@@ -165,12 +156,12 @@ impl Sshd {
             ErrorKind::NotFound => panic!("sshd is missing: run `cargo xtask setup`"),
             _ => panic!("sshd: {error}"),
         });
-        let mut process = Killed(child);
+        let mut process = Running { child };
         let until = Instant::now() + Duration::from_secs(30);
         let log = || fs::read_to_string(&log).unwrap_or_default();
         while !log().contains("Server listening on") {
             assert!(Instant::now() < until, "sshd: {}", log());
-            if process.0.try_wait().expect("sshd").is_some() {
+            if process.child.try_wait().expect("sshd").is_some() {
                 return None;
             }
             thread::sleep(Duration::from_millis(10));
@@ -181,13 +172,13 @@ impl Sshd {
     /// A program `ssh` that knows this server and the key that it lets in, and nothing of whoever
     /// runs the test.
     fn configure_client(&self, place: &Place) {
-        let folder = place.path("").display().to_string();
+        let folder = place.name("");
         self.know(place, "host-key");
         let text = format!(
             "IdentityFile {folder}/user-key\nIdentitiesOnly yes\n\
              UserKnownHostsFile {folder}/known\nGlobalKnownHostsFile /dev/null\n"
         );
-        fs::write(place.path("ssh.conf"), text).expect("a file");
+        place.write("ssh.conf", text);
         fs::create_dir_all(place.path("programs")).expect("a folder");
         let script = format!("#!/bin/sh\nexec /usr/bin/ssh -F {folder}/ssh.conf \"$@\"\n");
         let program = place.path("programs/ssh");
@@ -199,7 +190,7 @@ impl Sshd {
     pub fn know(&self, place: &Place, key: &str) {
         let key = fs::read_to_string(place.path(&format!("{key}.pub"))).expect("a key");
         let line = format!("[127.0.0.1]:{} {key}", self.port);
-        fs::write(place.path("known"), line).expect("a file");
+        place.write("known", line);
     }
 
     /// The URL of a file of the place.
@@ -245,25 +236,19 @@ impl Drop for Sshd {
 
 /// One of our programs, which finds the `ssh` of the place.
 pub fn command(place: &Place, program: &str) -> Command {
-    let mut command = Command::new(place.path("bin").join(program));
+    let mut command = Command::new(place.own(program));
     let path = std::env::var("PATH").unwrap_or_default();
     command.env(
         "PATH",
         format!("{}:{path}", place.path("programs").display()),
     );
-    command.current_dir(place.folder.path());
+    command.current_dir(place.root());
     command
 }
 
 /// Runs one of our programs.
 pub fn run(place: &Place, program: &str, words: &[&str]) -> Said {
-    let done = output(command(place, program).args(words));
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Said {
-        code: done.status.code(),
-        out: text(&done.stdout),
-        err: text(&done.stderr),
-    }
+    Said::of(command(place, program).args(words))
 }
 
 /// Runs one of our programs, which must succeed.

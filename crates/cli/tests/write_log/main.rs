@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 
 use serde_json::{Value, json};
+use vellum_testing::{Qmp, Running};
 
 use place::{Place, VELLUM};
 
@@ -37,31 +38,31 @@ fn what_was_flushed_survives_the_death_of_vellum_io() {
 fn a_log_inside_comes_and_goes() {
     let place = Place::new();
     place.until_live(|| place.kill_io("journal=inside", &[(0, 7)]));
-    let told = place.vellum(&["info", "disk.qcow2"]).out;
+    let told = place.vellum("info disk.qcow2").out;
     assert!(told.contains("write log: inside (holds writes"), "{told}");
-    let checked = place.vellum(&["check", "disk.qcow2"]).out;
+    let checked = place.vellum("check disk.qcow2").out;
     assert!(checked.contains("No errors were found"), "{checked}");
-    let audit = place.run(VELLUM, &["audit", "disk.qcow2"]).out;
+    let audit = place.run("vellum", "audit disk.qcow2").out;
     assert!(
         audit.contains("the write log in it holds writes"),
         "{audit}"
     );
-    place.vellum(&["check", "-r", "log", "disk.qcow2"]);
+    place.vellum("check -r log disk.qcow2");
     place.expect_blocks(&["-r", "disk.qcow2"], &[(0, 7)]);
-    place.must("qemu-img", &["check", "disk.qcow2"]);
+    place.img("check disk.qcow2");
     let image = "driver=qcow2,file.filename=disk.qcow2,journal=inside";
     let writes = ["write -q -P 8 1M 4k".into(), "flush".into()];
     let ran = place.io(&["--image-opts", image], &writes);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     place.expect_one_file();
     place.expect_no_trace(&[(0, 7), (256, 8)]);
-    place.must("qemu-img", &["check", "disk.qcow2"]);
+    place.img("check disk.qcow2");
     // What the log holds may be given up as well.
     place.until_live(|| place.kill_io("journal=inside", &[(300, 9)]));
-    place.vellum(&["check", "-r", "drop-log", "disk.qcow2"]);
-    place.vellum(&["check", "-r", "leaks", "disk.qcow2"]);
+    place.vellum("check -r drop-log disk.qcow2");
+    place.vellum("check -r leaks disk.qcow2");
     place.expect_no_trace(&[(0, 7), (256, 8)]);
-    place.must("qemu-img", &["check", "disk.qcow2"]);
+    place.img("check disk.qcow2");
 }
 
 /// Whoever reads that the log is gone is told what is left to do.
@@ -69,7 +70,7 @@ fn a_log_inside_comes_and_goes() {
 fn a_damaged_log_inside_is_told_of() {
     let place = Place::new();
     place.until_live(|| place.kill_io("journal=inside", &[(0, 7)]));
-    let path = place.0.path().join("disk.qcow2");
+    let path = place.path("disk.qcow2");
     let whole = std::fs::read(&path).expect("an image");
     // The log was the last to be made.
     let start = whole.len() - (64 << 20);
@@ -90,7 +91,7 @@ fn a_damaged_log_inside_is_told_of() {
     unnamed[name.expect("an extension")] ^= 1;
     std::fs::write(&path, unnamed).expect("room");
     // Its clusters are leaks then.
-    let told = place.run(VELLUM, &["check", "-q", "-r", "drop-log", "disk.qcow2"]);
+    let told = place.run("vellum", "check -q -r drop-log disk.qcow2");
     let told = told.err;
     let given_up = "the writes in a write log that the image does not name were given up";
     assert!(told.contains(given_up), "{told}");
@@ -101,11 +102,11 @@ fn a_damaged_log_inside_is_told_of() {
 fn a_map_tells_of_the_log() {
     let place = Place::new();
     place.until_live(|| place.kill_io("journal=on", &[(0, 7)]));
-    let told = place.run(VELLUM, &["map", "disk.qcow2"]);
+    let told = place.run("vellum", "map disk.qcow2");
     assert_eq!(told.code, Some(1), "{told:?}");
     assert!(told.err.contains("vellum check -r log"), "{told:?}");
-    place.vellum(&["check", "-r", "log", "disk.qcow2"]);
-    place.vellum(&["map", "disk.qcow2"]);
+    place.vellum("check -r log disk.qcow2");
+    place.vellum("map disk.qcow2");
 }
 
 #[test]
@@ -114,10 +115,10 @@ fn what_was_flushed_survives_the_death_of_vellum_nbd() {
     let image = "driver=qcow2,file.filename=disk.qcow2,journal=on";
     let mut blocks = Vec::new();
     place.until_live(|| {
-        let socket = place.0.path().join("sock").display().to_string();
-        let words = ["nbd", "-k", &socket, "-x", "disk", "--image-opts", image];
-        let server = place.command(VELLUM, &words).stderr(Stdio::null()).spawn();
-        blocks = place.kill_server(server.expect("it runs"));
+        let socket = place.name("sock");
+        let words = format!("nbd -k {socket} -x disk --image-opts {image}");
+        let mut server = place.command("vellum", &words);
+        blocks = place.kill_server(Running::start(server.stderr(Stdio::null())));
     });
     place.expect_recovery(&blocks);
 }
@@ -127,13 +128,13 @@ fn what_was_flushed_survives_the_death_of_vellum_daemon() {
     let place = Place::new();
     let mut blocks = Vec::new();
     place.until_live(|| {
-        let words = ["daemon", "--chardev", "stdio,id=m", "--monitor", "chardev=m"];
-        let mut daemon = place.command(VELLUM, &words);
-        let daemon = daemon.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
-        let mut daemon = daemon.expect("it runs");
-        let mut input = daemon.stdin.take().expect("a pipe");
+        let words = "daemon --chardev stdio,id=m --monitor chardev=m";
+        let mut daemon = place.command("vellum", words);
+        let daemon = daemon.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut daemon = Running::start(daemon);
+        let mut monitor = Qmp::of_child(&mut daemon.child);
+        monitor.try_greet().expect("a greeting");
         for (execute, arguments) in [
-            ("qmp_capabilities", json!({})),
             (
                 "blockdev-add",
                 json!({
@@ -150,8 +151,7 @@ fn what_was_flushed_survives_the_death_of_vellum_daemon() {
                 json!({"type": "nbd", "id": "e", "node-name": "disk", "writable": true}),
             ),
         ] {
-            let request = json!({"execute": execute, "arguments": arguments});
-            writeln!(input, "{request}").expect("a pipe");
+            monitor.must(execute, arguments);
         }
         blocks = place.kill_server(daemon);
     });
@@ -182,10 +182,10 @@ fn commands_that_end_well_leave_an_image_without_a_log() {
     ];
     place.vellum(&words);
     place.expect_no_trace(&[]);
-    let dump = place.must("qemu-img", &["info", "disk.qcow2"]).out;
-    assert_eq!(place.vellum(&["info", "disk.qcow2"]).out, dump);
+    let dump = place.img("info disk.qcow2");
+    assert_eq!(place.vellum("info disk.qcow2").out, dump);
     // One image after another may use the same log.
-    place.vellum(&["create", "-q", "-f", "qcow2", "other.qcow2", "64M"]);
+    place.vellum("create -q -f qcow2 other.qcow2 64M");
     let other = "driver=qcow2,file.filename=other.qcow2,journal=disk.qcow2.vlog";
     let ran = place.io(
         &["--image-opts", other],
@@ -200,27 +200,27 @@ fn info_check_and_audit_tell_of_the_log() {
     place.until_live(|| place.kill_io("journal=on", &[(0, 7)]));
     let line = "write log: disk.qcow2.vlog (holds writes that are not in the image yet; any open for \
                 writing by Vellum brings them back)\n";
-    let told = place.vellum(&["info", "disk.qcow2"]).out;
+    let told = place.vellum("info disk.qcow2").out;
     assert!(told.contains(line), "{told}");
-    let told = place.vellum(&["info", "--output=json", "disk.qcow2"]).out;
+    let told = place.vellum("info --output=json disk.qcow2").out;
     let told: Value = serde_json::from_str(&told).expect("JSON");
     assert_eq!(
         told["format-specific"]["data"]["write-log"],
         "disk.qcow2.vlog"
     );
-    let told = place.run(VELLUM, &["audit", "disk.qcow2"]);
+    let told = place.run("vellum", "audit disk.qcow2");
     assert_eq!(told.code, Some(2), "{told:?}");
     assert!(
         told.out
             .contains("the image names the write log 'disk.qcow2.vlog'"),
         "{told:?}"
     );
-    let told = place.run(VELLUM, &["check", "disk.qcow2"]);
+    let told = place.run("vellum", "check disk.qcow2");
     let advice = "The write log 'disk.qcow2.vlog' holds writes that are not in the image yet.\nTo bring \
                   them back: vellum check -r log disk.qcow2\n";
     assert!(told.out.ends_with(advice), "{told:?}");
     assert!(place.has_live_log(), "a look changes nothing");
-    let told = place.vellum(&["check", "-r", "log", "disk.qcow2"]);
+    let told = place.vellum("check -r log disk.qcow2");
     assert_eq!(
         told.err,
         "disk.qcow2: 1 write was brought back from the write log\n"
@@ -230,7 +230,7 @@ fn info_check_and_audit_tell_of_the_log() {
         "{told:?}"
     );
     place.expect_no_trace(&[(0, 7)]);
-    let told = place.vellum(&["check", "-r", "log", "disk.qcow2"]);
+    let told = place.vellum("check -r log disk.qcow2");
     let nothing = "No write log holds writes for this image: there is nothing to do.\n";
     assert_eq!((&*told.out, &*told.err), (nothing, ""));
 }
@@ -240,7 +240,7 @@ fn a_repair_begins_with_the_log() {
     for fix in ["leaks", "all"] {
         let place = Place::new();
         place.until_live(|| place.kill_io("journal=on", &[(0, 7), (3000, 9)]));
-        let told = place.run(VELLUM, &["check", "-r", fix, "disk.qcow2"]);
+        let told = place.run("vellum", &["check", "-r", fix, "disk.qcow2"]);
         assert_eq!(told.code, Some(0), "{told:?}");
         assert!(
             told.err.contains("brought back from the write log"),
@@ -257,20 +257,20 @@ fn a_second_check_of_the_log_ends_what_a_killed_one_has_begun() {
     let place = Place::new();
     let words = ["create", "-q", "-f", "qcow2", "-o", "lazy_refcounts=on"];
     place.vellum(&[&words[..], &["disk.qcow2", "64M"]].concat());
-    place.vellum(&["io", "-c", "write -q -P 7 0 4k", "disk.qcow2"]);
-    let path = place.0.path().join("disk.qcow2");
+    place.vellum("io -c 'write -q -P 7 0 4k' disk.qcow2");
+    let path = place.path("disk.qcow2");
     let mut image = std::fs::read(&path).expect("an image");
     let data = image.len() / 65536 - 1;
     // The last byte of the incompatible features has the mark; a refcount is missing.
     image[79] |= 1;
     image[131_072 + 2 * data..][..2].fill(0);
     std::fs::write(&path, image).expect("written");
-    let told = place.vellum(&["check", "-r", "log", "disk.qcow2"]);
+    let told = place.vellum("check -r log disk.qcow2");
     assert!(told.out.starts_with("No errors were found"), "{told:?}");
     let image = std::fs::read(&path).expect("an image");
     assert_eq!(image[79] & 1, 0);
     place.expect_no_trace(&[(0, 7)]);
-    let told = place.vellum(&["check", "-r", "log", "disk.qcow2"]);
+    let told = place.vellum("check -r log disk.qcow2");
     assert!(told.out.contains("there is nothing to do"), "{told:?}");
 }
 
@@ -278,15 +278,15 @@ fn a_second_check_of_the_log_ends_what_a_killed_one_has_begun() {
 fn an_image_that_is_marked_as_damaged_is_repaired_before_its_log_comes_back() {
     let place = Place::new();
     place.until_live(|| place.kill_io("journal=on", &[(0, 7), (3000, 9)]));
-    let path = place.0.path().join("disk.qcow2");
+    let path = place.path("disk.qcow2");
     let mut image = std::fs::read(&path).expect("an image");
     // The last byte of the incompatible features has the mark; a refcount makes it true.
     image[79] |= 2;
     image[131_072..131_074].fill(0);
     std::fs::write(&path, image).expect("written");
-    let told = place.run(VELLUM, &["check", "-r", "log", "disk.qcow2"]);
+    let told = place.run("vellum", "check -r log disk.qcow2");
     assert!(told.err.contains("Image is corrupt"), "{told:?}");
-    let told = place.vellum(&["check", "-r", "all", "disk.qcow2"]);
+    let told = place.vellum("check -r all disk.qcow2");
     assert!(
         told.err.contains("brought back from the write log"),
         "{told:?}"
@@ -297,13 +297,9 @@ fn an_image_that_is_marked_as_damaged_is_repaired_before_its_log_comes_back() {
 #[test]
 fn an_overlay_gets_its_writes_back_over_its_backing_file() {
     let place = Place::new();
-    place.vellum(&["create", "-q", "-f", "qcow2", "base.qcow2", "64M"]);
-    place.vellum(&["io", "-c", "write -q -P 3 0 64k", "base.qcow2"]);
-    std::fs::copy(
-        place.0.path().join("base.qcow2"),
-        place.0.path().join("moved.qcow2"),
-    )
-    .unwrap();
+    place.vellum("create -q -f qcow2 base.qcow2 64M");
+    place.vellum("io -c 'write -q -P 3 0 64k' base.qcow2");
+    std::fs::copy(place.path("base.qcow2"), place.path("moved.qcow2")).unwrap();
     let overlay = [
         "create",
         "-q",
@@ -320,22 +316,14 @@ fn an_overlay_gets_its_writes_back_over_its_backing_file() {
     let blocks = [(0, 3), (1, 7), (2, 3), (15, 3), (16, 0)];
     place.expect_blocks(&["-r", "disk.qcow2"], &blocks);
     // A copy sees what a reader sees.
-    place.vellum(&["convert", "-O", "qcow2", "disk.qcow2", "copy.qcow2"]);
+    place.vellum("convert -O qcow2 disk.qcow2 copy.qcow2");
     place.expect_blocks(&["-r", "copy.qcow2"], &blocks);
-    place.vellum(&["compare", "disk.qcow2", "copy.qcow2"]);
+    place.vellum("compare disk.qcow2 copy.qcow2");
     // Without its backing file nothing can come back.
     let none = "driver=qcow2,file.filename=disk.qcow2,backing=";
     let told = place.io(&["--image-opts", none], &["read 0 1".into()]);
     assert!(told.err.contains("without its backing file"), "{told:?}");
-    place.vellum(&[
-        "rebase",
-        "-u",
-        "-b",
-        "moved.qcow2",
-        "-F",
-        "qcow2",
-        "disk.qcow2",
-    ]);
+    place.vellum("rebase -u -b moved.qcow2 -F qcow2 disk.qcow2");
     place.expect_no_trace(&blocks);
 }
 
@@ -343,7 +331,7 @@ fn an_overlay_gets_its_writes_back_over_its_backing_file() {
 fn a_log_that_is_gone_or_somebody_elses_is_refused() {
     let place = Place::new();
     place.until_live(|| place.kill_io("journal=on", &[(0, 7)]));
-    let at = |name: &str| place.0.path().join(name);
+    let at = |name: &str| place.path(name);
     std::fs::rename(at("disk.qcow2.vlog"), at("moved.vlog")).unwrap();
     let refusal = |words: &[&str]| {
         let ran = place.io(words, &["read -q 0 1".into()]);
@@ -353,13 +341,13 @@ fn a_log_that_is_gone_or_somebody_elses_is_refused() {
     let gone = "the image's last writes are in its write log, which cannot be opened";
     assert!(refusal(&["disk.qcow2"]).contains(gone));
     assert!(refusal(&["-r", "disk.qcow2"]).contains(gone));
-    place.vellum(&["info", "disk.qcow2"]);
+    place.vellum("info disk.qcow2");
     let opts = |rest: &str| format!("driver=qcow2,file.filename=disk.qcow2,{rest}");
     let told = refusal(&["--image-opts", &opts("journal=new.vlog")]);
     assert!(told.contains("journal= names another file"), "{told}");
     assert!(!place.has("new.vlog"), "what was made for nothing goes");
     // Another image may not have it, nor take a file that holds something else.
-    place.vellum(&["create", "-q", "-f", "qcow2", "other.qcow2", "64M"]);
+    place.vellum("create -q -f qcow2 other.qcow2 64M");
     let other = "driver=qcow2,file.filename=other.qcow2,journal=";
     let told = refusal(&["--image-opts", &format!("{other}moved.vlog")]);
     assert!(told.contains("the write log of another image"), "{told}");
@@ -408,15 +396,15 @@ fn a_log_that_holds_nothing_can_be_used_again_after_another_one() {
 fn a_pipe_is_no_log() {
     let place = Place::new();
     place.until_live(|| place.kill_io("journal=on", &[(0, 7)]));
-    let log = place.0.path().join("disk.qcow2.vlog");
+    let log = place.path("disk.qcow2.vlog");
     std::fs::remove_file(&log).unwrap();
-    place.must("mkfifo", &["disk.qcow2.vlog"]);
+    place.must("mkfifo", "disk.qcow2.vlog");
     for words in [
         &["io", "-r", "-c", "read 0 1", "disk.qcow2"][..],
         &["check", "-r", "log", "disk.qcow2"],
         &["convert", "-O", "raw", "disk.qcow2", "copy"],
     ] {
-        let ran = place.run(VELLUM, words);
+        let ran = place.run("vellum", words);
         assert_eq!(ran.code, Some(1), "{ran:?}");
         let told = "neither a regular file nor a block device";
         assert!(ran.err.contains(told), "{ran:?}");
@@ -431,7 +419,7 @@ fn a_log_gets_shorter_and_longer() {
         place.until_live(|| place.kill_io(&log, &[(block, 7)]));
         let image = format!("driver=qcow2,file.filename=disk.qcow2,{log}");
         place.expect_blocks(&["--image-opts", &image], &[(block, 7)]);
-        let log = std::fs::metadata(place.0.path().join("disk.qcow2.vlog"));
+        let log = std::fs::metadata(place.path("disk.qcow2.vlog"));
         assert_eq!(log.unwrap().len(), kib << 10);
     }
 }
@@ -439,29 +427,29 @@ fn a_log_gets_shorter_and_longer() {
 #[test]
 fn what_a_lost_log_held_can_be_given_up() {
     let place = Place::new();
-    place.vellum(&["io", "-c", "write -q -P 5 0 64k", "disk.qcow2"]);
+    place.vellum("io -c 'write -q -P 5 0 64k' disk.qcow2");
     place.until_live(|| place.kill_io("journal=on", &[(100, 7), (101, 7)]));
-    std::fs::remove_file(place.0.path().join("disk.qcow2.vlog")).unwrap();
-    let told = place.run(VELLUM, &["check", "-r", "all", "disk.qcow2"]);
+    std::fs::remove_file(place.path("disk.qcow2.vlog")).unwrap();
+    let told = place.run("vellum", "check -r all disk.qcow2");
     assert_eq!(told.code, Some(1), "{told:?}");
     let advice = "vellum check -r drop-log";
     assert!(told.err.contains(advice), "{told:?}");
-    let told = place.vellum(&["check", "-r", "drop-log", "disk.qcow2"]);
+    let told = place.vellum("check -r drop-log disk.qcow2");
     let given_up = "the writes in the write log 'disk.qcow2.vlog' were given up";
     assert!(told.err.contains(given_up), "{told:?}");
     assert!(told.out.starts_with("No errors were found"), "{told:?}");
     assert!(!place.has_live_log());
     let ran = place.io(&["disk.qcow2"], &["read -q -P 5 0 64k".into()]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    place.vellum(&["check", "disk.qcow2"]);
-    let told = place.vellum(&["check", "-r", "drop-log", "disk.qcow2"]);
+    place.vellum("check disk.qcow2");
+    let told = place.vellum("check -r drop-log disk.qcow2");
     assert!(told.out.contains("there is nothing to do"), "{told:?}");
 }
 
 #[test]
 fn a_log_is_locked_as_an_image_is() {
     let place = Place::new();
-    place.vellum(&["create", "-q", "-f", "qcow2", "other.qcow2", "64M"]);
+    place.vellum("create -q -f qcow2 other.qcow2 64M");
     let first = "driver=qcow2,file.filename=disk.qcow2,journal=log";
     let mut holder = place.command(VELLUM, &["io", "--image-opts", first]);
     let mut holder = holder

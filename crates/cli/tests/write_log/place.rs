@@ -1,10 +1,10 @@
 //! A folder with an image, and programs that are killed in it.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::ops::Deref;
+use std::process::Stdio;
 
-use tempfile::TempDir;
+use vellum_testing::{Folder, Running, Said, Words, until};
 
 pub const VELLUM: &str = env!("CARGO_BIN_EXE_vellum");
 pub const BLOCK_BYTES: u64 = 4096;
@@ -12,68 +12,35 @@ pub const BLOCK_BYTES: u64 = 4096;
 /// so long leaves none to find.
 pub const ATTEMPTS: usize = 10;
 
-pub struct Place(pub TempDir);
+pub struct Place(Folder);
 
-/// What a program printed and how it ended.
-#[derive(Debug)]
-pub struct Ran {
-    pub code: Option<i32>,
-    pub out: String,
-    pub err: String,
-}
+impl Deref for Place {
+    type Target = Folder;
 
-impl Ran {
-    pub fn of(output: &Output) -> Ran {
-        Ran {
-            code: output.status.code(),
-            out: String::from_utf8_lossy(&output.stdout).into_owned(),
-            err: String::from_utf8_lossy(&output.stderr).into_owned(),
-        }
+    fn deref(&self) -> &Folder {
+        &self.0
     }
 }
 
 impl Place {
     pub fn new() -> Place {
-        let place = Place(tempfile::tempdir().expect("a folder"));
-        place.vellum(&["create", "-q", "-f", "qcow2", "disk.qcow2", "64M"]);
+        let place = Place(Folder::new(VELLUM));
+        place.vellum("create -q -f qcow2 disk.qcow2 64M");
         place
     }
 
-    pub fn has(&self, name: &str) -> bool {
-        self.0.path().join(name).exists()
-    }
-
-    pub fn command(&self, program: &str, words: &[&str]) -> Command {
-        let mut command = Command::new(program);
-        command.current_dir(self.0.path()).args(words);
-        command
-    }
-
-    pub fn run(&self, program: &str, words: &[&str]) -> Ran {
-        let output = self.command(program, words).output();
-        let output =
-            output.unwrap_or_else(|error| panic!("{program}: {error}; `cargo xtask setup`"));
-        Ran::of(&output)
-    }
-
-    pub fn must(&self, program: &str, words: &[&str]) -> Ran {
-        let ran = self.run(program, words);
-        assert_eq!(ran.code, Some(0), "{program} {words:?}: {ran:?}");
-        ran
-    }
-
-    pub fn vellum(&self, words: &[&str]) -> Ran {
-        self.must(VELLUM, words)
+    #[track_caller]
+    pub fn vellum(&self, words: impl Words) -> Said {
+        self.run("vellum", words).expect(0)
     }
 
     /// Expects nothing beside the image.
     pub fn expect_one_file(&self) {
-        let entries = std::fs::read_dir(self.0.path()).expect("a folder");
-        assert_eq!(entries.count(), 1);
+        assert_eq!(self.names(), ["disk.qcow2"]);
     }
 
     /// Runs commands of `vellum io`.
-    pub fn io(&self, words: &[&str], commands: &[String]) -> Ran {
+    pub fn io(&self, words: &[&str], commands: &[String]) -> Said {
         let commands = commands.iter().flat_map(|command| ["-c", command]);
         let words = ["io"]
             .into_iter()
@@ -84,7 +51,7 @@ impl Place {
 
     /// Whether the image needs its log, as a program that does not know it is told.
     pub fn has_live_log(&self) -> bool {
-        let told = self.run("qemu-img", &["info", "disk.qcow2"]);
+        let told = self.run("qemu-img", "info disk.qcow2");
         match told.code {
             Some(0) => false,
             _ => {
@@ -122,12 +89,11 @@ impl Place {
     pub fn expect_no_trace(&self, blocks: &[(u64, u8)]) {
         assert!(!self.has_live_log());
         // Clusters may be lost: space that was counted for writes which did not come.
-        let checked = self.run("qemu-img", &["check", "disk.qcow2"]);
+        let checked = self.run("qemu-img", "check disk.qcow2");
         assert!(matches!(checked.code, Some(0 | 3)), "{checked:?}");
         for (block, byte) in blocks {
             let read = format!("read -P {byte} {} {BLOCK_BYTES}", block * BLOCK_BYTES);
-            let ran = self.must("qemu-io", &["-r", "-c", &read, "disk.qcow2"]);
-            assert!(!ran.out.contains("failed"), "{ran:?}");
+            self.0.io("-r disk.qcow2", &[read]);
         }
     }
 
@@ -156,14 +122,13 @@ impl Place {
     /// Does something until it leaves an image whose log holds writes.
     #[track_caller]
     pub fn until_live(&self, mut crash: impl FnMut()) {
-        let path = |name: &str| self.0.path().join(name);
-        let before = std::fs::read(path("disk.qcow2")).expect("an image");
+        let before = self.read("disk.qcow2");
         let lives = (0..ATTEMPTS).any(|attempt| {
             if attempt > 0 {
                 // What is in its place already needs no log.
-                std::fs::write(path("disk.qcow2"), &before).expect("written");
+                self.write("disk.qcow2", &before);
                 for log in ["disk.qcow2.vlog", "a.log"] {
-                    drop(std::fs::remove_file(path(log)));
+                    drop(std::fs::remove_file(self.path(log)));
                 }
             }
             crash();
@@ -174,14 +139,10 @@ impl Place {
 
     /// A client that writes and flushes through a socket; the server is killed in the middle.
     /// The blocks that a flush made durable.
-    pub fn kill_server(&self, mut server: Child) -> Vec<(u64, u8)> {
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while !self.has("sock") {
-            assert!(Instant::now() < deadline, "no socket in time");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+    pub fn kill_server(&self, mut server: Running) -> Vec<(u64, u8)> {
+        until("a socket", || self.has("sock"));
         let blocks: Vec<(u64, u8)> = (0..400).map(|n| (n * 7919 % 16384, n as u8 | 1)).collect();
-        let mut client = self.command("qemu-io", &["-f", "raw"]);
+        let mut client = self.command("qemu-io", "-f raw");
         for (block, byte) in &blocks {
             let write = format!("write -P {byte} {} {BLOCK_BYTES}", block * BLOCK_BYTES);
             client.args(["-c", &write, "-c", "flush"]);
@@ -197,12 +158,12 @@ impl Place {
         for line in lines {
             written += usize::from(line.expect("text").starts_with("wrote 4096/4096"));
             if written == 100 {
-                server.kill().expect("killed");
+                server.child.kill().expect("killed");
             }
         }
-        server.wait().expect("ended");
+        server.wait();
         client.wait().expect("ended");
-        std::fs::remove_file(self.0.path().join("sock")).expect("left behind");
+        self.remove("sock");
         assert!((100..400).contains(&written), "{written} writes");
         // The last one that was told may not have been flushed.
         blocks[..written - 1].to_vec()

@@ -12,8 +12,10 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
+use vellum_testing::Said;
+
 use super::gateway::Gateway;
-use super::place::{Place, Said, output};
+use super::place::Place;
 use proxy::{Asked, Fault, Proxy};
 
 /// A store behind a proxy, with `images/disk.raw` in it, which is `www/disk.raw`.
@@ -112,13 +114,7 @@ impl Faulty {
     fn run(&self, words: &[&str]) -> Said {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
         command.args(words).envs(self.proxy.environment());
-        let done = output(command.current_dir(self.place.folder.path()));
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Said {
-            code: done.status.code(),
-            out: text(&done.stdout),
-            err: text(&done.stderr),
-        }
+        Said::of(command.current_dir(self.place.root()))
     }
 
     fn good(&self, words: &[&str], about: impl std::fmt::Debug) -> String {

@@ -6,10 +6,12 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use vellum_testing::{Running, Said, until};
+
 use serde_json::Value;
 
 use super::gateway::Gateway;
-use super::place::{Place, Said, output};
+use super::place::Place;
 
 /// How a command of ours is run: with a store, or without.
 struct Ours<'a> {
@@ -20,7 +22,7 @@ struct Ours<'a> {
 impl Ours<'_> {
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vellum"));
-        command.args(words).current_dir(self.place.folder.path());
+        command.args(words).current_dir(self.place.root());
         if let Some(gateway) = self.gateway {
             command.envs(gateway.environment());
         }
@@ -28,13 +30,7 @@ impl Ours<'_> {
     }
 
     fn run(&self, words: &[&str]) -> Said {
-        let done = output(&mut self.command(words));
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Said {
-            code: done.status.code(),
-            out: text(&done.stdout),
-            err: text(&done.stderr),
-        }
+        Said::of(&mut self.command(words))
     }
 
     fn good(&self, words: &[&str]) -> String {
@@ -79,7 +75,7 @@ fn there_and_back(ours: &Ours<'_>, repository: &str) {
     assert_eq!(first["incremental"], false);
     // 5 MiB of one byte, 3 MiB of another: two chunks.
     assert_eq!(first["new"], 2 * 65536);
-    place.good("qemu-io", &["-c", "write -P 3 40M 100k", disk]);
+    place.must("qemu-io", &["-c", "write -P 3 40M 100k", disk]);
     let second = ours.json(&["push", "--track", disk, vm]);
     assert_eq!(second["incremental"], true);
     assert_eq!(second["read"], 2 * 65536);
@@ -96,21 +92,10 @@ fn there_and_back(ours: &Ours<'_>, repository: &str) {
     assert_eq!(listed.as_array().map(Vec::len), Some(4));
     assert!(ours.good(&["repo", "list", vm]).contains("vm@2"));
     ours.good(&["pull", vm, "back.qcow2"]);
-    place.good("qemu-img", &["check", "back.qcow2"]);
-    place.good("qemu-img", &["compare", disk, "back.qcow2"]);
+    place.img("check back.qcow2");
+    place.img(&["compare", disk, "back.qcow2"]);
     ours.good(&["pull", "-O", "raw", &format!("{vm}@1"), "back.img"]);
-    place.good(
-        "qemu-img",
-        &[
-            "compare",
-            "-f",
-            "raw",
-            "-F",
-            "raw",
-            "back.img",
-            "www/disk.raw",
-        ],
-    );
+    place.img("compare -f raw -F raw back.img www/disk.raw");
     // Overlays can be written to at once.
     fs::create_dir(place.path("cache")).expect("a folder");
     place.good_command(Command::new("chmod").arg("700").arg(place.path("cache")));
@@ -158,8 +143,8 @@ fn what_is_old_goes(ours: &Ours<'_>, repository: &str, vm: &str) {
 
 impl Place {
     fn good_command(&self, command: &mut Command) {
-        let done = output(command);
-        assert!(done.status.success(), "{done:?}");
+        let done = Said::of(command);
+        assert!(done.code == Some(0), "{done:?}");
     }
 }
 
@@ -177,7 +162,7 @@ fn disks_go_into_a_folder_and_come_back() {
         "neither empty nor a repository",
     );
     ours.refused(&["repo", "list", "nowhere"], "there is no repository");
-    assert!(!place.path("nowhere").exists());
+    assert!(!place.has("nowhere"));
 }
 
 #[test]
@@ -204,8 +189,8 @@ fn small_disks(place: &Place) -> Vec<String> {
     let disk = |number: u32| {
         let name = format!("disk{number}");
         let write = format!("write -P {} 0 8M", number * 10);
-        place.good("qemu-img", &["create", "-q", "-f", "raw", &name, "8M"]);
-        place.good("qemu-io", &["-f", "raw", "-c", &write, &name]);
+        place.img(&["create", "-q", "-f", "raw", &name, "8M"]);
+        place.must("qemu-io", &["-f", "raw", "-c", &write, &name]);
         name
     };
     (1..=5).map(disk).collect()
@@ -215,13 +200,12 @@ fn small_disks(place: &Place) -> Vec<String> {
 fn push_at_once(ours: &Ours<'_>, targets: &[(&String, String)]) -> Vec<(Option<i32>, String)> {
     let start = |(disk, target): &(&String, String)| {
         let mut command = ours.command(&["push", "-q", disk, target]);
-        command.stderr(Stdio::piped()).spawn().expect("our program")
+        Running::start(command.stderr(Stdio::piped()))
     };
     let pushes: Vec<_> = targets.iter().map(start).collect();
     let ends = pushes.into_iter().map(|push| {
-        let done = push.wait_with_output().expect("it ends");
-        let said = String::from_utf8_lossy(&done.stderr).into_owned();
-        (done.status.code(), said)
+        let (_, said) = push.said();
+        (said.code, said.err)
     });
     ends.collect()
 }
@@ -292,7 +276,7 @@ fn a_push_that_is_killed_is_taken_up_again() {
     let mut random = fastrand::Rng::with_seed(1);
     let mut bytes = vec![0; 96 << 20];
     random.fill(&mut bytes);
-    fs::write(place.path("large"), &bytes).expect("a disk");
+    place.write("large", &bytes);
     let mut killed = 0;
     for round in 0..12 {
         let mut push = ours.command(&["push", "large", "r:vm"]);
@@ -303,7 +287,7 @@ fn a_push_that_is_killed_is_taken_up_again() {
             killed += 1;
         }
         push.wait().expect("it ends");
-        if place.path("r").exists() && fs::exists(place.path("r/vellum-repository")).unwrap() {
+        if place.has("r") && fs::exists(place.path("r/vellum-repository")).unwrap() {
             assert_eq!(ours.verify("r")["problems"], Value::Array(Vec::new()));
         }
     }
@@ -338,8 +322,8 @@ fn the_users_own_bitmap_tells_what_has_changed() {
         "needs a disk in qcow2",
     );
     ours.good(&["push", disk, "r:vm"]);
-    place.good("qemu-img", &["bitmap", "--add", disk, "b"]);
-    place.good("qemu-io", &["-c", "write -P 5 50M 64k", disk]);
+    place.img(&["bitmap", "--add", disk, "b"]);
+    place.must("qemu-io", &["-c", "write -P 5 50M 64k", disk]);
     let pushed = ours.json(&["push", "--bitmap", "b", disk, "r:vm"]);
     assert_eq!(
         (&pushed["incremental"], &pushed["read"]),
@@ -354,13 +338,13 @@ fn the_users_own_bitmap_tells_what_has_changed() {
     // A disk that has grown, and one that has shrunk.
     for (size, mebibytes) in [("70M", 70), ("33M", 33)] {
         ours.good(&["push", "--track", disk, "r:vm"]);
-        place.good("qemu-img", &["bitmap", "--remove", disk, "b"]);
-        place.good("our qemu-img", &["resize", "--shrink", disk, size]);
+        place.img(&["bitmap", "--remove", disk, "b"]);
+        place.must("our qemu-img", &["resize", "--shrink", disk, size]);
         let pushed = ours.json(&["push", "--track", disk, "r:vm"]);
         assert_eq!(pushed["virtual-size"], mebibytes << 20);
         assert_eq!(pushed["incremental"], true);
         ours.expect_equal("r:vm", disk, None);
-        place.good("qemu-img", &["bitmap", "--add", disk, "b"]);
+        place.img(&["bitmap", "--add", disk, "b"]);
     }
 }
 
@@ -381,7 +365,7 @@ fn damage_is_named_and_nothing_of_it_is_given_out() {
     };
     let mut bytes = vec![0; 1 << 20];
     fastrand::Rng::with_seed(2).fill(&mut bytes);
-    fs::write(place.path("small"), &bytes).expect("a disk");
+    place.write("small", &bytes);
     ours.good(&["push", "small", "r:vm"]);
     let mut files = Vec::new();
     for folder in ["segments", "maps", "tags", "indexes"] {
@@ -406,7 +390,7 @@ fn damage_is_named_and_nothing_of_it_is_given_out() {
             }
             let said = ours.run(&["pull", "r:vm", "back.qcow2"]);
             assert_eq!(said.code, Some(1), "{file:?} {at}");
-            assert!(!place.path("back.qcow2").exists());
+            assert!(!place.has("back.qcow2"));
             if is_below("segments") {
                 assert!(said.err.contains("push the disk again"), "{}", said.err);
                 assert!(said.err.contains(": segments/"), "{}", said.err);
@@ -423,15 +407,15 @@ fn damage_is_named_and_nothing_of_it_is_given_out() {
         fs::write(&file, good).expect("an object");
     }
     assert_eq!(ours.verify("r")["problems"], Value::Array(Vec::new()));
-    let left = fs::read_dir(place.folder.path()).expect("a folder");
+    let left = fs::read_dir(place.root()).expect("a folder");
     let left = left.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
     assert!(left.into_iter().all(|name| !name.contains("pull-")));
 }
 
 /// Serves a disk to a guest, and a snapshot of it with its bitmap.
-fn serve_snapshot(place: &Place, socket: &str) -> super::server::Killed {
+fn serve_snapshot(place: &Place, socket: &str) -> Running {
     let mut daemon = Command::new(env!("CARGO_BIN_EXE_vellum"));
-    daemon.arg("daemon").current_dir(place.folder.path());
+    daemon.arg("daemon").current_dir(place.root());
     for words in [
         [
             "--blockdev",
@@ -466,12 +450,8 @@ fn serve_snapshot(place: &Place, socket: &str) -> super::server::Killed {
         daemon.args(words);
     }
     let daemon = daemon.stdin(Stdio::null()).spawn().expect("our daemon");
-    let daemon = super::server::Killed(daemon);
-    let until = std::time::Instant::now() + Duration::from_secs(20);
-    while !place.path("live.pid").exists() {
-        assert!(std::time::Instant::now() < until, "no daemon");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let daemon = Running { child: daemon };
+    until("a daemon", || place.has("live.pid"));
     daemon
 }
 
@@ -484,13 +464,10 @@ fn a_disk_in_use_is_pushed_through_a_snapshot() {
     };
     let disk = "www/disk.qcow2";
     ours.good(&["push", disk, "r:vm"]);
-    place.good("qemu-img", &["bitmap", "--add", disk, "b"]);
-    place.good("qemu-io", &["-c", "write -P 5 10M 64k", disk]);
-    place.good(
-        "qemu-img",
-        &["create", "-q", "-f", "qcow2", "tmp.qcow2", "64M"],
-    );
-    let socket = place.path("live.sock").display().to_string();
+    place.img(&["bitmap", "--add", disk, "b"]);
+    place.must("qemu-io", &["-c", "write -P 5 10M 64k", disk]);
+    place.img("create -q -f qcow2 tmp.qcow2 64M");
+    let socket = place.name("live.sock");
     let _daemon = serve_snapshot(&place, &socket);
     fs::copy(place.path(disk), place.path("moment.qcow2")).expect("a copy");
     let guest = format!("nbd+unix:///disk?socket={socket}");
@@ -505,7 +482,7 @@ fn a_disk_in_use_is_pushed_through_a_snapshot() {
         (&pushed["incremental"], &pushed["read"]),
         (&true.into(), &(17 * 65536).into())
     );
-    place.good("qemu-img", &["check", "-U", "moment.qcow2"]);
+    place.img("check -U moment.qcow2");
     ours.expect_equal("r:vm", "moment.qcow2", None);
     ours.refused(
         &["push", "-f", "raw", "--bitmap", "c", &backup, "r:vm"],

@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+
+use vellum_testing::{Running, until};
 
 use serde_json::Value;
 
 use super::super::place::Place;
-use super::super::server::Killed;
 use super::Ours;
 
 #[test]
@@ -21,25 +21,20 @@ fn what_a_bitmap_cannot_know_is_noticed() {
     let disk = "www/disk.qcow2";
     ours.good(&["push", "--track", disk, "r:vm"]);
     for size in ["21M", "64M"] {
-        place.good("qemu-img", &["resize", "-q", "--shrink", disk, size]);
+        place.img(&["resize", "-q", "--shrink", disk, size]);
     }
     let pushed = ours.json(&["push", "--track", disk, "r:vm"]);
     assert_eq!(pushed["read"], 0);
     ours.expect_equal("r:vm", disk, None);
     // The backing file changes, or is another one.
     for (name, pattern) in [("base1", 1), ("base2", 2)] {
-        place.good("qemu-img", &["create", "-q", "-f", "qcow2", name, "8M"]);
-        place.good(
+        place.img(&["create", "-q", "-f", "qcow2", name, "8M"]);
+        place.must(
             "qemu-io",
             &["-c", &format!("write -P {pattern} 0 2M"), name],
         );
     }
-    place.good(
-        "qemu-img",
-        &[
-            "create", "-q", "-f", "qcow2", "-b", "base1", "-F", "qcow2", "top",
-        ],
-    );
+    place.img("create -q -f qcow2 -b base1 -F qcow2 top");
     ours.good(&["push", "--track", "top", "r:top"]);
     let pushed = ours.json(&["push", "--track", "top", "r:top"]);
     assert_eq!(
@@ -55,18 +50,18 @@ fn what_a_bitmap_cannot_know_is_noticed() {
         ("qemu-img", &["rebase", "-u", "-b", "", "top"]),
     ];
     for (program, words) in changes {
-        place.good(program, words);
+        place.must(program, words);
         ours.good(&["push", "--track", "top", "r:top"]);
         ours.expect_equal("r:top", "top", None);
     }
     // Nothing can change in a disk without length.
-    place.good("qemu-img", &["create", "-q", "-f", "qcow2", "nothing", "0"]);
+    place.img("create -q -f qcow2 nothing 0");
     ours.good(&["push", "--track", "nothing", "r:nothing"]);
     ours.refused(
         &["bitmap", "--add", "nothing", "b"],
         "The disk has no length",
     );
-    place.good("qemu-img", &["check", "nothing"]);
+    place.img("check nothing");
 }
 
 /// Nothing tells whether such a layer has changed, so all is read each time, and no bitmap is left.
@@ -82,14 +77,14 @@ fn a_backing_file_without_a_version_counts_as_changed() {
     let words = [
         "create", "-q", "-f", "qcow2", "-b", backing, "-F", "raw", "top",
     ];
-    place.good("qemu-img", &words);
+    place.img(&words);
     for number in 1..3 {
         let pushed = ours.json(&["push", "--track", "top", "r:top"]);
         assert_eq!(
             (&pushed["number"], &pushed["incremental"]),
             (&number.into(), &false.into())
         );
-        let info = place.good("qemu-img", &["info", "top"]);
+        let info = place.img("info top");
         assert!(!info.contains("bitmaps"), "{info}");
     }
     ours.refused(
@@ -106,8 +101,8 @@ fn a_bitmap_in_a_copy_is_not_believed() {
         gateway: None,
     };
     let disk = "www/disk.qcow2";
-    place.good("qemu-img", &["snapshot", "-c", "before", disk]);
-    place.good("qemu-io", &["-c", "write -P 8 2M 1M", disk]);
+    place.img(&["snapshot", "-c", "before", disk]);
+    place.must("qemu-io", &["-c", "write -P 8 2M 1M", disk]);
     ours.good(&["push", "--track", disk, "r:vm"]);
     // The copy has the bitmap of now, and what the snapshot holds.
     let words = [
@@ -120,21 +115,15 @@ fn a_bitmap_in_a_copy_is_not_believed() {
         disk,
         "copy.qcow2",
     ];
-    place.good("qemu-img", &words);
+    place.img(&words);
     ours.good(&["push", "--track", "copy.qcow2", "r:vm"]);
     ours.expect_equal("r:vm", "copy.qcow2", None);
     // One that is switched off knows nothing of what comes after.
-    place.good(
-        "qemu-img",
-        &["bitmap", "--add", "--disable", "copy.qcow2", "b"],
-    );
+    place.img("bitmap --add --disable copy.qcow2 b");
     ours.refused(&["push", "--bitmap", "b", "copy.qcow2", "r:vm"], "disabled");
     // Whoever writes to such a file by itself tells no bitmap.
     let options = "data_file=data.raw,data_file_raw=on";
-    place.good(
-        "qemu-img",
-        &["create", "-q", "-f", "qcow2", "-o", options, "x", "1M"],
-    );
+    place.img(&["create", "-q", "-f", "qcow2", "-o", options, "x", "1M"]);
     ours.refused(&["push", "--track", "x", "r:x"], "without a raw data file");
 }
 
@@ -172,25 +161,18 @@ fn pull_leaves_alone_what_is_in_use() {
         gateway: None,
     };
     ours.good(&["push", "www/disk.raw", "r:vm"]);
-    place.good(
-        "qemu-img",
-        &["create", "-q", "-f", "qcow2", "used.qcow2", "1M"],
-    );
+    place.img("create -q -f qcow2 used.qcow2 1M");
     place.good_command(
         Command::new("chmod")
             .arg("600")
             .arg(place.path("used.qcow2")),
     );
     fs::create_dir(place.path("links")).expect("a folder");
-    let socket = place.path("used.sock").display().to_string();
+    let socket = place.name("used.sock");
     let mut server = ours.command(&["nbd", "-t", "-f", "qcow2", "-k", &socket, "used.qcow2"]);
     let server = server.stdout(Stdio::null()).spawn().expect("our program");
-    let server = super::super::server::Killed(server);
-    let until = std::time::Instant::now() + Duration::from_secs(20);
-    while !place.path("used.sock").exists() {
-        assert!(std::time::Instant::now() < until, "no socket");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let server = Running { child: server };
+    until("a socket", || place.has("used.sock"));
     ours.refused(&["pull", "r:vm", "used.qcow2"], "lock");
     drop(server);
     ours.good(&["pull", "r:vm", "used.qcow2"]);
@@ -238,25 +220,25 @@ fn what_does_not_belong_there_is_named_and_left_alone() {
     ours.good(&["repo", "remove", "r:vm"]);
     ours.good(&["repo", "gc", "r"]);
     fs::create_dir_all(place.path("r/sessions")).expect("a folder");
-    fs::write(place.path("r/sessions/large"), vec![b'x'; 80 << 10]).expect("a file");
+    place.write("r/sessions/large", vec![b'x'; 80 << 10]);
     fs::create_dir_all(place.path("r/garbage")).expect("a folder");
-    fs::write(place.path("r/garbage/letter"), "x").expect("a file");
+    place.write("r/garbage/letter", "x");
     ours.good(&["push", "www/disk.raw", "r:other"]);
     ours.good(&["repo", "gc", "r"]);
-    assert!(place.path("r/garbage/letter").exists());
+    assert!(place.has("r/garbage/letter"));
     // Links lead to what is somebody else's.
     fs::create_dir(place.path("else")).expect("a folder");
-    fs::write(place.path("else/letter"), "x").expect("a file");
-    fs::remove_file(place.path("r/garbage/letter")).expect("a file");
+    place.write("else/letter", "x");
+    place.remove("r/garbage/letter");
     fs::remove_dir(place.path("r/garbage")).expect("a folder");
     symlink("../else", place.path("r/garbage")).expect("a link");
     ours.refused(&["repo", "gc", "r"], "is a link");
-    assert!(place.path("else/letter").exists());
-    fs::remove_file(place.path("r/garbage")).expect("a link");
+    assert!(place.has("else/letter"));
+    place.remove("r/garbage");
     symlink("../../else", place.path("r/tags/linked")).expect("a link");
     ours.refused(&["push", "www/disk.raw", "r:linked"], "is a link");
     ours.refused(&["repo", "gc", "r"], "is a link");
-    fs::remove_file(place.path("r/tags/linked")).expect("a link");
+    place.remove("r/tags/linked");
     assert_eq!(ours.verify("r")["problems"], Value::Array(Vec::new()));
 }
 
@@ -295,19 +277,17 @@ fn a_bitmap_of_a_server_with_one_slot_is_not_waited_for() {
     };
     let disk = "www/disk.qcow2";
     ours.good(&["push", disk, "r:vm"]);
-    place.good("qemu-img", &["bitmap", "--add", disk, "b"]);
-    place.good("qemu-io", &["-c", "write -P 5 10M 64k", disk]);
+    place.img(&["bitmap", "--add", disk, "b"]);
+    place.must("qemu-io", &["-c", "write -P 5 10M 64k", disk]);
     for slots in ["1", "2"] {
         let socket = place.path(&format!("sock{slots}"));
         let mut server = Command::new("qemu-nbd");
         server.args(["-r", "-t", "-f", "qcow2", "-B", "b", "-e", slots, "-k"]);
         server.arg(&socket).arg(place.path(disk));
-        let _server = Killed(server.spawn().expect("qemu-nbd"));
-        let until = Instant::now() + Duration::from_secs(20);
-        while !socket.exists() {
-            assert!(Instant::now() < until, "no server");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let _server = Running {
+            child: server.spawn().expect("qemu-nbd"),
+        };
+        until("a server", || socket.exists());
         let disk = format!("nbd+unix:///?socket={}", socket.display());
         let words = ["push", "-f", "raw", "--bitmap", "b", &disk, "r:vm"];
         match slots {
