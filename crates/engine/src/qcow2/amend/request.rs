@@ -42,7 +42,8 @@ impl Qcow2 {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] or [`ErrorKind::Unsupported`], in QEMU's words,
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) or
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported), in QEMU's words,
     /// for what the image does not allow, with nothing changed. Resizing, or a
     /// refcount that does not fit its new width, may be refused after other changes.
     /// Otherwise what the storage reports; the image is then as one of the steps has

@@ -11,7 +11,7 @@ use crate::{Result, Storage};
 /// file, present exactly if `options` name one.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] before anything is written if the options are
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) before anything is written if the options are
 /// not valid; otherwise what the storages say.
 pub async fn create(
     storage: Arc<dyn Storage>,

@@ -26,9 +26,10 @@ impl Qcow2 {
     /// durable at the end.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] with an external data file,
-    /// [`ErrorKind::InvalidArgument`] if the identifier is taken (`EEXIST`), the image
-    /// has 65,536 snapshots (`EFBIG`), or a refcount does not fit its width (`EINVAL`).
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) with an external data file,
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the identifier is taken
+    /// (`EEXIST`), the image has 65,536 snapshots (`EFBIG`), or a refcount does not fit its width
+    /// (`EINVAL`).
     /// Nothing has changed then.
     ///
     /// # Examples
@@ -62,7 +63,7 @@ impl Qcow2 {
     /// this image, as long as it does not delete the snapshot.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if there is no such snapshot, or if its tables cannot be
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if there is no such snapshot, or if its tables cannot be
     /// read.
     pub async fn open_snapshot(&self, snapshot: SnapshotSelector) -> Result<Arc<Qcow2>> {
         let image = open::snapshot_of(&self.image, snapshot).await?;
@@ -73,7 +74,7 @@ impl Qcow2 {
     /// snapshot stays. Durable at the end.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if there is no such snapshot; if its tables cannot be
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if there is no such snapshot; if its tables cannot be
     /// read, or the image has bitmaps. Nothing has changed then.
     pub fn apply_snapshot(&self, snapshot: SnapshotSelector) -> Io<()> {
         self.change(move |image| async move { image.apply_snapshot(&snapshot).await })
@@ -84,7 +85,7 @@ impl Qcow2 {
     /// Durable at the end.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if there is no such snapshot, or if its tables cannot be
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if there is no such snapshot, or if its tables cannot be
     /// read. Nothing has changed then.
     pub fn delete_snapshot(&self, snapshot: SnapshotSelector) -> Io<()> {
         self.change(move |image| async move { image.delete_snapshot(&snapshot).await })

@@ -15,7 +15,7 @@ pub struct NewSnapshot {
     pub vm_clock_nanoseconds: u64,
     /// Instructions that the guest has executed, where that is recorded.
     pub icount: Option<u64>,
-    /// Length of the VM state that was saved ([`Qcow2::save_vm_state`]); with one the
+    /// Length of the VM state that was saved ([`save_vm_state`](crate::qcow2::Qcow2::save_vm_state)); with one the
     /// snapshot takes it, and the disk has it no more.
     pub vm_state_size_bytes: u64,
 }
