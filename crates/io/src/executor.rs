@@ -33,7 +33,7 @@ use crate::sync::thread_local;
 use crate::{Error, ErrorKind, Result};
 use join::Join;
 pub use join::JoinHandle;
-use queue::{RemoteStart, Shared, TaskWaker};
+use queue::{RemoteStart, SharedQueue, TaskWaker};
 
 type LocalTask = Pin<Box<dyn Future<Output = ()>>>;
 /// The task number of the owner's root future; see [`Executor::root_waker`].
@@ -89,7 +89,7 @@ impl Drop for Batch<'_> {
 
 struct Core {
     tasks: RefCell<Tasks>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedQueue>,
     root: Arc<TaskWaker>,
     root_woken: Cell<bool>,
     /// Tasks that were started with [`Executor::spawn_to_completion`].
@@ -110,14 +110,14 @@ pub struct Executor {
 /// Starts tasks on an executor of another thread.
 #[derive(Clone)]
 pub struct Remote {
-    shared: Arc<Shared>,
+    shared: Arc<SharedQueue>,
 }
 
 impl Executor {
     /// A new executor; `notify` is called, from any thread, when a task becomes
     /// ready after [`Executor::prepare_to_sleep`] returned `true`.
     pub fn new(notify: impl Fn() + Send + Sync + 'static) -> Self {
-        let shared = Shared::new(notify);
+        let shared = SharedQueue::new(notify);
         Executor {
             core: Rc::new(Core {
                 tasks: RefCell::default(),

@@ -21,16 +21,16 @@ pub(super) struct Queue {
 }
 
 /// The queue of one executor. Wakers and [`super::Remote`]s of any thread have it.
-pub(super) struct Shared {
+pub(super) struct SharedQueue {
     queue: Mutex<Queue>,
     /// Called when something is queued while the owner sleeps.
     notify: Box<dyn Fn() + Send + Sync>,
 }
 
-impl Shared {
+impl SharedQueue {
     /// An empty queue.
     pub(super) fn new(notify: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
-        Arc::new(Shared {
+        Arc::new(SharedQueue {
             queue: Mutex::new(Queue::default()),
             notify: Box::new(notify),
         })
@@ -54,14 +54,14 @@ impl Shared {
 
 /// The waker of one task.
 pub(super) struct TaskWaker {
-    shared: Arc<Shared>,
+    shared: Arc<SharedQueue>,
     task: usize,
     queued: Queued,
 }
 
 impl TaskWaker {
     /// Of task number `task`, which is not queued.
-    pub(super) fn new(shared: &Arc<Shared>, task: usize) -> Self {
+    pub(super) fn new(shared: &Arc<SharedQueue>, task: usize) -> Self {
         TaskWaker {
             shared: shared.clone(),
             task,
