@@ -196,12 +196,12 @@ impl Setup {
     /// Notes which images the clients use, since the exports go with the daemon.
     pub(super) fn remember_tops(&self) {
         for disk in &self.disks {
-            disk.last_top.replace(self.top(disk));
+            self.top(disk);
         }
     }
 
-    /// The node that the clients of a disk use now, or used last, which has the name of its
-    /// file.
+    /// The node that the clients of a disk use now, or used when this was asked last, which has the name of its
+    /// file: while it is opened anew nobody uses it.
     pub(super) fn top(&self, disk: &GuestDisk) -> Option<String> {
         let filter = disk.served_through.borrow();
         let user = match &*filter {
@@ -212,7 +212,10 @@ impl Setup {
         let used = names
             .into_keys()
             .find(|name| self.nodes.is_used_by(name, |it| *it == user));
-        used.or_else(|| disk.last_top.borrow().clone())
+        if used.is_some() {
+            disk.last_top.replace(used);
+        }
+        disk.last_top.borrow().clone()
     }
 }
 
