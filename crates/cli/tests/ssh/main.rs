@@ -228,7 +228,11 @@ fn what_the_server_refuses_is_told() {
         "{}",
         said.err
     );
-    let said = run(&place, "qemu-img", &["info", &server.url(&place, "bin")]);
+    let said = run(
+        &place,
+        "qemu-img",
+        &["info", &server.url(&place, "programs")],
+    );
     assert!(said.err.contains("it is a directory"), "{}", said.err);
     let disk = server.url(&place, "disk.raw");
     let said = run(
