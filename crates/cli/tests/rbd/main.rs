@@ -291,7 +291,7 @@ fn names_and_options_are_qemus(place: &Place, ceph: &Ceph) {
              file.conf={conf},file.user=admin"
         ),
         format!(
-            "driver=rbd,pool=rbd,image=raw,server.child.host=127.0.0.1,server.child.port={port},\
+            "driver=rbd,pool=rbd,image=raw,server.0.host=127.0.0.1,server.0.port={port},\
              auth-client-required.0=none"
         ),
         format!("driver=rbd,pool=rbd,namespace=space,image=disk,conf={conf}"),
