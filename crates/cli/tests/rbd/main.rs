@@ -9,7 +9,6 @@ mod place;
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::symlink;
 use std::process::{Child, Command, Stdio};
 
 use vellum_testing::until;
@@ -429,7 +428,6 @@ fn a_disk_is_served_on(place: &Place, ceph: &Ceph) {
 
 fn the_daemon_makes_images(place: &Place, ceph: &Ceph) {
     let program = place.own("qemu-storage-daemon");
-    symlink(env!("CARGO_BIN_EXE_vellum"), &program).expect("a link");
     let location = |image: &str| {
         let conf = &ceph.conf;
         format!(r#"{{"pool": "rbd", "image": "{image}", "conf": "{conf}"}}"#)
