@@ -8,6 +8,8 @@
 //! 4. Close the nodes that are opened anew, resize, open them.
 //! 5. Have it noted (`live/leading.rs`), and lead users and links on.
 //!
+//! Invariant: a link is held up only once nothing that is still to be made durable goes through it.
+//!
 //! Invariant: if a step fails, those before it are undone before users go on: they find the graph, and the header, as
 //! they were. The exception is in `reopen_nodes.rs`: an old file that cannot be opened again.
 
@@ -66,13 +68,10 @@ pub(crate) struct Led {
 /// Who is held up for a change.
 #[derive(Debug, Default)]
 struct Held {
-    /// Users of the image whose header changes, and of the links.
+    /// Users of the image whose header changes.
     _above: Vec<Drained>,
     reopened: HeldNodes,
-    relinked: Vec<Drained>,
     led: Option<DrainedUsers>,
-    /// Users of a node that shrinks.
-    _resized: Option<DrainedUsers>,
 }
 
 /// A node will stand on another one, or on nothing, by a role.
@@ -206,11 +205,6 @@ impl GraphChange {
             held.reopened = nodes.hold_for_reopen(&names, self.keeps_children).await?;
         }
         let mut spared: Vec<User> = held.reopened.nodes().map(User::Node).collect();
-        if let Some((name, size_bytes)) = &self.resized
-            && *size_bytes < nodes.device(name)?.size_bytes()
-        {
-            held._resized = Some(nodes.hold_but(name, &spared).await?);
-        }
         if let Some(Led { from, to }) = &self.led {
             spared.push(User::Node(to.clone()));
             held.led = Some(match led {
@@ -219,12 +213,6 @@ impl GraphChange {
             });
             if !mutants::is(Mutant::LeaveUnflushed) {
                 nodes.flush(from).await?;
-            }
-        }
-        for link in &self.relinked {
-            let _lifted = nodes.lift_limits(&link.above);
-            if let Some(one) = nodes.link_of(link.id) {
-                held.relinked.push(one.drain().await);
             }
         }
         Ok(held)
@@ -236,10 +224,7 @@ impl GraphChange {
             Some(header) => header.write(nodes).await?,
             None => None,
         };
-        let resize = async || match &self.resized {
-            Some((name, size_bytes)) => nodes.device(name)?.truncate(*size_bytes).await,
-            None => Ok(()),
-        };
+        let resize = async || self.resize(nodes, &held).await;
         let go_on = async || self.go_on(nodes, &held).await;
         let done = nodes
             .reopen_held(&held.reopened, &self.reopened, resize, go_on)
@@ -253,14 +238,36 @@ impl GraphChange {
         done
     }
 
+    /// Resizes, while what stands above and is opened anew is closed. Nodes between these and the one that shrinks
+    /// are held up only now: those above have made durable through them what they had.
+    async fn resize(&self, nodes: &Nodes, held: &Held) -> Result<()> {
+        let Some((name, size_bytes)) = &self.resized else {
+            return Ok(());
+        };
+        let device = nodes.device(name)?;
+        let _held = match *size_bytes < device.size_bytes() {
+            true => {
+                let closed: Vec<User> = held.reopened.nodes().map(User::Node).collect();
+                Some(nodes.hold_but(name, &closed).await?)
+            }
+            false => None,
+        };
+        device.truncate(*size_bytes).await
+    }
+
     /// The last step, after which users use what they are to use: has it noted, and leads them there.
     async fn go_on(&self, nodes: &Nodes, held: &Held) -> Result<()> {
-        let mut targets = Vec::with_capacity(self.relinked.len());
+        let mut relinked = Vec::with_capacity(self.relinked.len());
         for link in &self.relinked {
-            targets.push(match &link.below {
+            let target = match &link.below {
                 Some(below) => nodes.device(below)?,
                 None => nothing()?,
-            });
+            };
+            // Not before: changing the header writes what the image has gathered, for which it reads below.
+            let _lifted = nodes.lift_limits(&link.above);
+            if let Some(one) = nodes.link_of(link.id) {
+                relinked.push((one.drain().await, target));
+            }
         }
         match (&self.led, &held.led) {
             (Some(led), Some(users)) => nodes.lead_held(users, &led.to).await?,
@@ -275,7 +282,7 @@ impl GraphChange {
             }
         }
         drop(state);
-        for (drained, target) in held.relinked.iter().zip(targets) {
+        for (drained, target) in relinked {
             drained.set(target);
         }
         Ok(())
@@ -380,6 +387,15 @@ mod tests {
         assert!(will_stand_on(&state, &[], "0", "64"));
         assert!(!will_stand_on(&state, &[], "0", "other"));
         assert!(!state.has_heir("64", "root"));
+    }
+
+    #[test]
+    fn nodes_are_in_order_also_by_way_of_others() {
+        let mut state = GraphState::default();
+        stands_on(&mut state, "top", "backing", "over");
+        stands_on(&mut state, "over", "backing", "base");
+        let names = ["other", "base", "top"].map(str::to_owned);
+        assert_eq!(state.top_down(names.to_vec()), ["other", "top", "base"]);
     }
 
     #[test]

@@ -38,8 +38,8 @@ impl GraphState {
         self.nodes.is_there(name) || self.openings.keep(name, root) || self.openings.has_claim(name)
     }
 
-    /// Names in an order in which each node comes before those that it stands on, and otherwise
-    /// as they are.
+    /// Names in an order in which each node comes before those that it stands on, also by way of others, and
+    /// otherwise as they are.
     pub(crate) fn top_down(&self, names: Vec<String>) -> Vec<String> {
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let ordered = self.ordered_top_down(&names).into_iter();
@@ -47,10 +47,22 @@ impl GraphState {
     }
 
     /// As [`GraphState::top_down`].
-    pub(crate) fn ordered_top_down<'n>(&self, names: &[&'n str]) -> Vec<&'n str> {
-        let places: HashMap<&str, usize> = names.iter().copied().zip(0..).collect();
+    pub(crate) fn ordered_top_down<'n>(&'n self, names: &[&'n str]) -> Vec<&'n str> {
+        let wanted = names.len();
+        let mut names = names.to_vec();
+        let mut places: HashMap<&str, usize> = names.iter().copied().zip(0..).collect();
+        let mut at = 0;
+        while let Some(name) = names.get(at).copied() {
+            for one in self.uses.by(name) {
+                if !places.contains_key(&*one.node) {
+                    places.insert(&one.node, names.len());
+                    names.push(&one.node);
+                }
+            }
+            at += 1;
+        }
         let mut above = vec![0_usize; names.len()];
-        for name in names {
+        for name in &names {
             let below = self.uses.by(name).filter_map(|one| places.get(&*one.node));
             below.for_each(|&place| above[place] += 1);
         }
@@ -74,6 +86,7 @@ impl GraphState {
             names.len(),
             "nodes stand on each other in a circle"
         );
+        ordered.retain(|name| places[name] < wanted);
         ordered
     }
 

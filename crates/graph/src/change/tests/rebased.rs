@@ -68,3 +68,23 @@ fn what_cannot_be_opened_below_is_not_named_in_the_header() {
         assert_eq!(read.unwrap()[..], [0; 512], "users have what they had");
     });
 }
+
+/// An image writes what it has gathered before its header changes, and reads the rest of the clusters below.
+#[test]
+fn the_rest_of_what_is_gathered_is_read_below_before_that_changes() {
+    lane::block_on(async {
+        let world = chain().await;
+        world.add_overlay("top", "over").await;
+        world
+            .nodes
+            .rename_backing("top", "as/it/was")
+            .await
+            .unwrap();
+        let joined = world.join("top");
+        world.put(&joined, 1, 5).await;
+        world.nodes.rebase("top", Some("base"), None).await.unwrap();
+        assert_eq!(world.nodes.chain("top"), ["top", "base"]);
+        let read = joined.link.read(512, Buffer::for_read(512)).await;
+        assert_eq!(read.unwrap()[..], [5; 512]);
+    });
+}

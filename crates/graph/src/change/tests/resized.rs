@@ -73,3 +73,29 @@ fn nodes_that_are_as_long_as_the_one_below_follow_it() {
         });
     }
 }
+
+/// The limits stay open, and hold what the node above them has to write when it is closed.
+#[test]
+fn a_node_below_limits_shrinks_under_a_node_that_follows() {
+    lane::block_on(async {
+        let world = World::new();
+        world.add("disk", "raw").await;
+        let group = Options::parse("id=shrinking,limits.iops-total=1000").unwrap();
+        crate::throttle_groups::add(group).unwrap();
+        for text in [
+            "driver=throttle,node-name=limits,throttle-group=shrinking,file=disk",
+            "driver=raw,node-name=top,file=limits",
+        ] {
+            add(&world.nodes, text).await.unwrap();
+        }
+        let joined = world.join("top");
+        world.put(&joined, 1, 7).await;
+        for size_bytes in [SIZE_BYTES / 2, SIZE_BYTES, SIZE_BYTES / 4] {
+            world.nodes.resize("disk", size_bytes).await.unwrap();
+            assert_eq!(joined.link.size_bytes(), size_bytes);
+        }
+        let read = joined.link.read(512, Buffer::for_read(512)).await;
+        assert_eq!(read.unwrap()[..], [7; 512]);
+        world.nodes.leave(joined.id);
+    });
+}
