@@ -125,15 +125,17 @@ impl GraphChange {
     /// # Errors
     /// What checks refuse, and what making durable, opening, resizing or noting meets.
     pub(crate) async fn apply(self, nodes: &Nodes) -> Result<()> {
-        self.check(&nodes.lock())?;
-        let held = self.hold(nodes, None).await?;
-        self.switch(nodes, held).await
+        self.carry_out(nodes, None).await
     }
 
     /// As [`GraphChange::apply`], where somebody holds up those who are led already.
     pub(crate) async fn apply_held(self, nodes: &Nodes, users: DrainedUsers) -> Result<()> {
+        self.carry_out(nodes, Some(users)).await
+    }
+
+    async fn carry_out(self, nodes: &Nodes, led: Option<DrainedUsers>) -> Result<()> {
         self.check(&nodes.lock())?;
-        let held = self.hold(nodes, Some(users)).await?;
+        let held = self.hold(nodes, led).await?;
         self.switch(nodes, held).await
     }
 
@@ -204,7 +206,7 @@ impl GraphChange {
             let names: Vec<String> = self.reopened.iter().map(|(name, _)| name.clone()).collect();
             held.reopened = nodes.hold_for_reopen(&names, self.keeps_children).await?;
         }
-        let mut spared: Vec<User> = held.reopened.nodes().map(User::Node).collect();
+        let mut spared = held.reopened.as_users();
         if let Some(Led { from, to }) = &self.led {
             spared.push(User::Node(to.clone()));
             held.led = Some(match led {
@@ -246,10 +248,7 @@ impl GraphChange {
         };
         let device = nodes.device(name)?;
         let _held = match *size_bytes < device.size_bytes() {
-            true => {
-                let closed: Vec<User> = held.reopened.nodes().map(User::Node).collect();
-                Some(nodes.hold_but(name, &closed).await?)
-            }
+            true => Some(nodes.hold_but(name, &held.reopened.as_users()).await?),
             false => None,
         };
         device.truncate(*size_bytes).await

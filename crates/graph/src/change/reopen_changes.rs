@@ -64,6 +64,11 @@ impl HeldNodes {
         self.0.iter().map(|held| held.node.clone())
     }
 
+    /// The nodes, as users of those below them.
+    pub(crate) fn as_users(&self) -> Vec<User> {
+        self.nodes().map(User::Node).collect()
+    }
+
     pub(crate) fn users_of(&self, name: &str) -> Option<&DrainedUsers> {
         self.0.iter().find(|held| held.node == name)
     }
